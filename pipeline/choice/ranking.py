@@ -170,7 +170,7 @@ class RankedSchedule:
     in_flight: tuple[int, ...] = ()
     bytes: int = 0
     reason: str = ""
-    halves: bool = False  # it accepts the placement, and runs backwards in two halves
+    halves: bool = False
     at_best: float | None = None
 
     @property

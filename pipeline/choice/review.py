@@ -71,8 +71,8 @@ class ScheduleReview:
     microbatches: int
     limit: int
     present: Lasting
-    begins: int | None = 1  # the first step to measure: step 0 loads what is loaded once; None: not now
-    first: bool = True  # no review has come to an end yet
+    begins: int | None = 1
+    first: bool = True
     times: MeasuredTimes | None = None
     _next: float = 0.0
     _steps: dict[int, dict[int, Sequence[ActionTimes]]] = field(default_factory=lambda: defaultdict(dict))

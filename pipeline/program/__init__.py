@@ -1,4 +1,4 @@
-"""What every worker of a run does, as data: operations, the queues that they touch, and a digest over both.
+"""The program of every worker of a run, as data: operations, the queues that they touch, and a digest over both.
 
 A schedule is compiled by passes, each of which holds all that one feature adds to a program:
 

@@ -1,4 +1,4 @@
-"""The first pass: a schedule's lists, with the queues by which neighbours are joined.
+"""The first pass: a schedule's lists, with the queues that join neighbouring stages.
 
     stage 1  --- forward-2 --->   stage 2      put by 1F0, taken by 2F0
     stage 1  <-- backward-1 ---   stage 2      put by 2B0 or 2I0, taken by 1B0 or 1I0
@@ -77,7 +77,7 @@ def _between(schedule: Schedule, replicas: Replicas, flow: str, source: int, tar
 
 
 class _Wiring:
-    """Makes operations of a schedule's actions."""
+    """Maker of operations from a schedule's actions."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -105,7 +105,7 @@ class _Wiring:
         return self._schedule.stages - 1
 
     def _queue(self, flow: str, stage: int, copy: int, action: Action, *, taken: bool) -> tuple[str]:
-        """The queue between `copy` and that copy of `stage` which has the action's microbatch."""
+        """Return the queue between `copy` and the copy of `stage` that has the action's microbatch."""
         other = self._replicas.having(stage, action.microbatch)
         return (self._replicas.queue(flow, *((other, copy) if taken else (copy, other))),)
 

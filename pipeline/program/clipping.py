@@ -19,12 +19,18 @@ from .queue import Per, Queue
 
 @dataclass(frozen=True, slots=True)
 class NormClipping:
-    """Pass that clips gradients before the updates: a worker takes the norms of its last stage first, and clips its
-    first stage first."""
+    """Pass that clips gradients by their norm over all stages before the updates.
+
+    A worker takes the norms of its last stage first, and clips its first stage first.
+    """
 
     def lower(self, program: Program) -> Program:
-        """Return `program` with norms and clips. Raises `ScheduleRefused` in asynchronous mode: at no moment are the
-        gradients of one step there in all stages."""
+        """Return `program` with norms and clips.
+
+        Raises:
+            ScheduleRefused: The mode is asynchronous, where the gradients of one step are never there in all stages at
+                one moment; or a stage has replicas.
+        """
         schedule = program.schedule
         if schedule.mode == "async":
             raise schedule.refused(

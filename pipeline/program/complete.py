@@ -1,6 +1,6 @@
 """Checks that a worker's list is complete, and that each action comes after those of its stage that it needs.
 
-What it needs from other workers is checked in `timing.py`. Messages of a queue are put and taken in one order.
+Dependencies on other workers are checked in `timing.py`. Messages of a queue are put and taken in one order.
 """
 
 from collections import Counter, defaultdict
@@ -33,9 +33,14 @@ class Disordered(UnsoundSchedule):
 
 
 def check_complete(schedule: Schedule, worker: int, steps: range) -> None:
-    """Raises `Incomplete` unless the worker's list has every action of its stages in `steps` once, and no other.
+    """Raise `Incomplete` unless the worker's list has every action of its stages in `steps` once, and no other.
 
     A backward may be there whole or as its two halves.
+
+    Args:
+        schedule: Schedule to check.
+        worker: Index of the worker.
+        steps: Steps to check.
     """
     found = Counter(schedule.program(worker, steps))
     wanted = Counter(
@@ -50,7 +55,13 @@ def check_complete(schedule: Schedule, worker: int, steps: range) -> None:
 
 
 def check_order(schedule: Schedule, worker: int, listed: Listed) -> None:
-    """Raises `Disordered` unless every action comes after those of the same stage that it builds on."""
+    """Raise `Disordered` unless every action comes after those of the same stage that it builds on.
+
+    Args:
+        schedule: Schedule to check.
+        worker: Index of the worker.
+        listed: Operations of the worker, each after its step.
+    """
     places = {(step, op.action): place for place, (step, op) in enumerate(listed)}
     for (step, action), place in places.items():
         for earlier in _earlier(schedule, step, action):
@@ -62,7 +73,7 @@ def check_order(schedule: Schedule, worker: int, listed: Listed) -> None:
 
 
 def check_queues(program: Program) -> None:
-    """Raises `Disordered` unless the messages of a step are put, and taken, in the order that each queue has."""
+    """Raise `Disordered` unless the messages of a step are put, and taken, in the order that each queue has."""
     put: defaultdict[str, list[int]] = defaultdict(list)
     taken: defaultdict[str, list[int]] = defaultdict(list)
     for op in chain.from_iterable(program.step):
@@ -123,6 +134,6 @@ def _earlier(schedule: Schedule, step: int, action: Action) -> Iterator[tuple[in
 
 
 def _group(schedule: Schedule, copy: int, kind: str) -> Sequence[int]:
-    """The microbatches of a stage, or of a copy of one, in the order of its actions of a kind."""
+    """Return the microbatches of a stage, or of a copy of one, in the order of its actions of `kind`."""
     group = schedule.replicas.groups[copy]
     return group[::-1] if schedule.descends and kind in _BACKWARDS else group

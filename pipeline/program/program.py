@@ -25,15 +25,15 @@ OpLists = tuple[tuple[Op, ...], ...]  # of each worker
 
 
 class Pass(Protocol):
-    """Holds all that a feature adds to a program. Pure: equal programs give equal programs."""
+    """Everything that a feature adds to a program. Pure: equal programs give equal programs."""
 
     def lower(self, program: "Program") -> "Program":
-        """Return `program` with what the feature adds. Raises `ScheduleRefused` where it cannot."""
+        """Return `program` with the additions of the feature. Raises `ScheduleRefused` if it cannot have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLists:
-    """What workers do in each step from step `begins` on."""
+    """Operations of the workers in each step from step `begins` on."""
 
     begins: int
     lists: OpLists
@@ -44,11 +44,11 @@ class Program:
     """The operations of all workers.
 
     Attributes:
-        schedule: What the program was compiled from.
+        schedule: Schedule that the program was compiled from.
         queues: Every queue of the run, by its name.
         sections: Operations of a training step. The first section begins at step 0, each further one at a later step.
         evaluated: Operations of an evaluated batch.
-        passes: What has made it of the schedule, in order.
+        passes: Passes that have made the program of the schedule, in order.
     """
 
     schedule: Schedule
@@ -59,12 +59,12 @@ class Program:
 
     @property
     def last(self) -> int:
-        """The number of the last stage."""
+        """Index of the last stage."""
         return self.schedule.stages - 1
 
     @property
     def script(self) -> int:
-        """The script's place among the workers: after the last of them."""
+        """Place of the script among the workers: after the last of them."""
         return len(self.schedule.placement)
 
     @cached_property
@@ -76,18 +76,20 @@ class Program:
 
     @property
     def step(self) -> OpLists:
-        """The operations of each worker in the first step."""
+        """Operations of each worker in the first step."""
         return self.sections[0].lists
 
     @cached_property
     def ahead(self) -> frozenset[str]:
-        """Training queues of which the consumer's credit says how far the producer may be ahead: no gradient comes
-        back for what is put there."""
+        """Training queues whose consumer's credit says how far the producer may be ahead.
+
+        No gradient comes back for the messages of such a queue.
+        """
         return frozenset(op.awaits for op in chain.from_iterable(self.step) if op.awaits)
 
     @cached_property
     def kinds(self) -> frozenset[str]:
-        """The kinds of all operations."""
+        """Kinds of all operations."""
         lists = [*(each.lists for each in self.sections), self.evaluated]
         return frozenset(op.action.kind for ops in lists for op in chain.from_iterable(ops))
 
@@ -109,7 +111,7 @@ class Program:
         return tuple(queue for queue in self.queues.values() if worker in (queue.producer, queue.consumer))
 
     def splits(self, copy: int) -> bool:
-        """Return True if backwards of a stage run in two halves, all or some."""
+        """Return True if any backwards of `copy` run in two halves."""
         return any(
             op.action.kind == Kind.INPUT and op.action.stage == copy for op in self.step[self.schedule.owner(copy)]
         )
@@ -135,13 +137,17 @@ class Program:
         return chain.from_iterable([Instruction(batch, op) for op in lists] for batch in batches)
 
     def section(self, step: int) -> StepLists:
-        """Return what is valid in training step `step`."""
+        """Return the section that is valid in training step `step`."""
         return next(each for each in reversed(self.sections) if each.begins <= step)
 
     def instruction(self, step: int, action: Action, *, evaluates: bool = False) -> Instruction:
-        """Return what computes `action` in a step, or in an evaluated batch.
+        """Return the instruction that computes `action` in a step, or in an evaluated batch.
 
-        The microbatch may be another than those that the stage's copy has: a trial has a microbatch of its own.
+        Args:
+            step: Training step, or number of the evaluated batch.
+            action: Action to compute. The microbatch may be one that the stage's copy does not have: a trial has a
+                microbatch of its own.
+            evaluates: True for an evaluated batch.
 
         Raises:
             KeyError: No worker runs an action of this kind for the stage.
@@ -154,15 +160,18 @@ class Program:
         return Instruction(step, same or msgspec.structs.replace(alike[0], action=action))
 
     def with_queues(self, queues: Iterable[Queue]) -> Self:
-        """Return the program with further queues."""
+        """Return the program with further `queues`."""
         return replace(self, queues={**self.queues, **{queue.name: queue for queue in queues}})
 
     def requeued(self, change: Callable[[Queue], Queue]) -> Self:
-        """Return the program with every queue changed. Names stay."""
+        """Return the program with every queue replaced by `change` of it. Names stay."""
         return replace(self, queues={name: change(queue) for name, queue in self.queues.items()})
 
     def before_updates(self, made: Callable[[tuple[int, ...]], Iterable[Op]]) -> Self:
-        """Return the program with the operations that are `made` for a worker's stages right before its updates."""
+        """Return the program with operations added right before each worker's updates.
+
+        `made` returns the operations, given the worker's stages.
+        """
 
         def inserted(worker: int, ops: tuple[Op, ...]) -> tuple[Op, ...]:
             end = next((at for at, op in enumerate(ops) if op.action.kind == Kind.UPDATE), len(ops))
@@ -171,11 +180,14 @@ class Program:
         return self.with_lists(inserted)
 
     def rewired(self, change: Callable[[Op], Op]) -> Self:
-        """Return the program with every operation of a step changed."""
+        """Return the program with every operation of a step replaced by `change` of it."""
         return self.with_lists(lambda worker, ops: tuple(map(change, ops)))
 
     def with_lists(self, change: Callable[[int, tuple[Op, ...]], tuple[Op, ...]]) -> Self:
-        """Return the program with the list of every worker changed, in all sections."""
+        """Return the program with the list of every worker changed, in all sections.
+
+        `change` returns the new list, given the worker and its list.
+        """
         sections = tuple(
             replace(each, lists=tuple(change(worker, ops) for worker, ops in enumerate(each.lists)))
             for each in self.sections
@@ -183,12 +195,21 @@ class Program:
         return replace(self, sections=sections)
 
     def made(self, action: Action, takes: Iterable[str] = (), gives: Iterable[str] = ()) -> Op:
-        """Return an operation that runs once in a step."""
+        """Return an operation that runs once in a step.
+
+        Args:
+            action: Action to compute.
+            takes: Names of the queues that the operation takes from.
+            gives: Names of the queues that the operation puts into.
+        """
         return Op(action, f"{self.schedule.label(action.stage)}{action.kind}", Per.STEP, tuple(takes), tuple(gives))
 
     def _overlapping(self, worker: int, steps: range) -> Iterator[tuple[int, Op]]:
-        """Without flush, the schedule says in which order the operations of several steps run. A list in which nothing
-        runs for a microbatch is repeated as it stands."""
+        """Yield the operations of `worker` over asynchronous `steps`, each with its step.
+
+        Without a flush, the schedule says in which order the operations of several steps run. A list in which nothing
+        runs for a microbatch is repeated as it stands.
+        """
         tables = {each.begins: {op.action: op for op in each.lists[worker]} for each in self.sections}
         alone = (
             each.begins for each in self.sections if not any(op.per is Per.MICROBATCH for op in each.lists[worker])

@@ -22,7 +22,7 @@ FEW = 16  # messages that are small and come one a call, round or step: more tha
 
 
 class Per(StrEnum):
-    """What a queue's messages are numbered by, and what an operation runs once for."""
+    """Units that a queue's messages are numbered by, and that an operation runs once for."""
 
     MICROBATCH = "microbatch"  # of a training step
     STEP = "step"  # of training
@@ -40,22 +40,23 @@ class Per(StrEnum):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One queue of a run. A worker sends the broker those that it has an end of.
+    """A queue of a run. A worker sends the broker the queues that it has an end of.
 
     Attributes:
-        name: What it carries and who takes from it: "forward-2".
+        name: Data that the queue carries and the stage that takes from it: "forward-2".
         producer: Place of the process that puts messages: the index of a worker, or the place of the script.
         consumer: Place of the process that takes messages.
         source: Stage (with replicas: the copy) whose results the queue carries. None for a script's queues.
         target: Stage, or copy, that takes them. None where a worker as a whole does.
-        per: What its messages are numbered by.
-        count: Messages of a step, or of whatever else `per` names.
-        order: Microbatches of a step that it carries, in the order of its messages. Empty for 0, 1, ..., count - 1.
+        per: Unit that messages are numbered by.
+        count: Messages of a step, or of the other unit that `per` names.
+        order: Microbatches of a step that the queue carries, in the order of its messages. Empty for 0, 1, ..., count -
+            1.
         window: Messages that the consumer lets the producer send ahead. 0 if the schedule's bound decides.
-        codec: Name of what encodes its tensors.
+        codec: Name of the codec that encodes the tensors.
         begins: First step that has messages in the queue.
         ends: Step from which on no message is put. None if all steps have messages.
-        signals: True if its messages have no content.
+        signals: True if the messages have no content.
     """
 
     name: QueueName
@@ -73,7 +74,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     signals: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a name that cannot travel."""
+        """Raise `ValueError` for a name that cannot travel, or an order that does not have `count` microbatches."""
         if not re.match(_NAME, self.name):
             raise ValueError(
                 f"{self.name!r} is no name for a queue, which has 1 to {LONGEST_NAME} printable ASCII characters"
@@ -83,27 +84,32 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def flow(self) -> str:
-        """What it carries: "forward"."""
+        """Data that the queue carries, as the first part of its name: "forward"."""
         return self.name.partition("-")[0]
 
     @property
     def microbatches(self) -> tuple[int, ...]:
-        """The microbatches of its messages, in their order; (0,) where each step has one message."""
+        """Microbatches of the messages, in their order; (0,) where each step has one message."""
         return self.order or tuple(range(self.count))
 
     def number(self, unit: int, microbatch: int) -> int:
-        """Return the number of a message. `unit`: its step, or whatever else `per` names."""
+        """Return the number of a message.
+
+        Args:
+            unit: Step, or the other unit that `per` names.
+            microbatch: Microbatch of the unit. Not used where a unit has one message.
+        """
         if not self.per.many:
             return unit
         return unit * self.count + (self.order.index(microbatch) if self.order else microbatch)
 
     def at(self, number: int) -> tuple[int, int]:
-        """Return the step (or whatever else `per` names) and the microbatch of message `number`."""
+        """Return the step (or the other unit that `per` names) and the microbatch of message `number`."""
         unit, place = divmod(number, self.count)
         return unit, self.order[place] if self.order else place
 
     def first(self, unit: int) -> int:
-        """Return the number of the first message of a step, or of whatever else `per` names."""
+        """Return the number of the first message of a step, or of the other unit that `per` names."""
         return unit * self.count
 
     @property
@@ -113,11 +119,11 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def answers(self) -> bool:
-        """True if the queue brings a script what came of its calls."""
+        """True if the queue brings a script the results of its calls."""
         return self.source is None and self.target is None and self.per is not Per.CALL
 
     def differing(self, other: "Queue") -> str:
-        """Return in what the queue differs from `other` of its name, "" if both carry the same messages alike.
+        """Return the first attribute in which the queue differs from `other` of its name, "" if there is none.
 
         Windows and codecs do not count: each end has the plan's.
         """
@@ -127,7 +133,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     def within(self, floor: int) -> int:
         """Return the step nearest to `floor` that bounds messages of this queue.
 
-        A consumer that takes no more messages stays where it is, so that it is not told of messages that never came.
+        A consumer that takes no more messages stays at the queue's last bound, so that it is not told of messages that
+        never came.
         """
         return max(self.begins, floor if self.ends is None else min(floor, self.ends))
 

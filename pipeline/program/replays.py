@@ -1,12 +1,12 @@
-"""How a run goes on once it has what leaves its frozen first stages: from step `first` on, these only end their steps.
+"""Steps that replay what leaves the frozen first stages: from step `first` on, these stages only end their steps.
 
                worker 0      worker 1                         stage 0 is frozen
-    epoch 0    0F0 0F1 0U    1F0 1F1 1B0 1B1 1U               1F0 takes forward-1, and what that brings is kept
+    epoch 0    0F0 0F1 0U    1F0 1F1 1B0 1B1 1U               1F0 takes forward-1, and its message is kept
     after it   0U            1F0 1F1 1B0 1B1 1U               1F0 takes nothing; 1B1 gives replayed-0, which 0U takes
 
-A worker of such stages alone would end all steps of the run at once, and be far ahead of all others with its snapshots.
-So it waits, once a step, until the stage after it has come as far: a message without content says so. Nothing waits for
-such a worker; one that has other stages too goes by its list.
+A worker that has only such stages would end all steps of the run at once, and be far ahead of all others with its
+snapshots. So it waits, once a step, until the stage after it has come as far: a message without content says so.
+Nothing waits for such a worker; one that has other stages too goes by its list.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from .queue import FEW, Per, Queue
 
 
 class CacheUse(StrEnum):
-    """What a forward of the first stage that trains has to do with the cache of what it is given."""
+    """Uses of the cache by a forward of the first stage that trains, for its inputs."""
 
     KEPT = "kept"  # what it takes is put there
     REPLAYED = "replayed"  # it takes nothing, and is given the rows that are there
@@ -31,7 +31,7 @@ class CacheUse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """Pass for a run in which what leaves the frozen first stages is kept, and from step `first` on replayed."""
+    """Pass for a run that keeps what leaves the frozen first stages, and replays it from step `first` on."""
 
     first: int
 
@@ -46,7 +46,7 @@ class Replays:
 
 
 class _Replayed:
-    """The steps that replay."""
+    """Maker of the steps that replay."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -66,7 +66,7 @@ class _Replayed:
         return tuple(self._replayed(op, tells=op in ends) for op in left)
 
     def is_replaced(self, queue: Queue) -> bool:
-        """True if replayed rows take the place of its messages."""
+        """Return True if replayed rows take the place of the messages of `queue`."""
         return queue.flow == "forward" and queue.target is not None and queue.target <= self._first
 
     def queue(self, stage: int, begins: int) -> Queue:

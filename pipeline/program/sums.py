@@ -1,10 +1,10 @@
-"""Replicas of a stage send each other the sums of their gradients, once per step; each adds them up in one order.
+"""Sums of gradients that replicas of a stage send each other once per step; each replica adds them up in one order.
 
     copy 1.0  --- sum-1.1-from-1.0 --->  copy 1.1      put by 1.0A, taken by 1.1U
     copy 1.0  <-- sum-1.0-from-1.1 ----  copy 1.1      put by 1.1A, taken by 1.0U
 
 First all sums are sent, then stages update: no worker waits for a sum that another one has yet to send. The replicas of
-a last stage send their losses with the sums, so they do if nothing of the stage is trained, too.
+a last stage send their losses with the sums; they do so even if the stage has no trainable parameter.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,11 @@ from .queue import Per, Queue
 
 @dataclass(frozen=True, slots=True)
 class SumExchange:
-    """Pass for stages with replicas. `frozen` are stages above the first that trains of which nothing is trained."""
+    """Pass for stages with replicas.
+
+    Attributes:
+        frozen: Stages after the first trainable one that have no trainable parameter.
+    """
 
     frozen: tuple[int, ...] = ()
 
@@ -42,7 +46,7 @@ class SumExchange:
         return program.before_updates(adding).rewired(updating).with_queues(self._queues(program))
 
     def _names(self, program: Program, copy: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What a copy's update takes, and what its sums are put into."""
+        """Return the queues that a copy's update takes from, and those that its sums are put into."""
         replicas = program.schedule.replicas
         others = replicas.others(copy) if self._adds(program, copy) else ()
         return (

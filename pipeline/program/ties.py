@@ -1,4 +1,4 @@
-"""Which stages share parameters, and send each other gradients of them: pairs of neighbours among those that do.
+"""Stages that share parameters, and send each other gradients of them: pairs of neighbours among these stages.
 
 a parameter of stages 0, 3 and 5     (0, 3) and (3, 5): a chain, since autograd adds up later uses first
 another one, of stages 1 and 3       (0, 1), (1, 3) and (3, 5): gradients of the first pass through stage 1
@@ -31,19 +31,26 @@ _GRADIENTS = {"microbatch": "tied", "step": "subtotal"}
 
 @dataclass(frozen=True, slots=True)
 class TiedStages:
-    """Pass for stages that share parameters. `sent` says after what they send gradients.
+    """Pass for stages that share parameters.
 
     Per microbatch, a `T` comes right after each backward of a stage that has a neighbour before it; such a stage does
     not split its backwards, since the neighbour would wait for gradients that may be deferred. Per step, an `S` of each
     stage that has a neighbour comes after all backwards, the last stage first.
+
+    Attributes:
+        ties: Pairs of neighbouring stages, the lower one first.
+        sent: "microbatch" to send gradients after each microbatch, "step" to send them once per step.
     """
 
     ties: Ties
     sent: Tied = "microbatch"
 
     def lower(self, program: Program) -> Program:
-        """Return `program` with the gradients of shared parameters. Raises `ScheduleRefused` for ties that cannot
-        be."""
+        """Return `program` with the gradients of shared parameters.
+
+        Raises:
+            ScheduleRefused: The stages cannot share parameters with this schedule.
+        """
         _check(program.schedule, self.ties, self.sent)
         if not self.ties:
             return program

@@ -1,8 +1,8 @@
-"""Simulates a schedule's workers, given what actions and messages cost: when does each action start, and does any
-worker wait for ever?
+"""Simulation of a schedule's workers, given the costs of actions and messages.
 
-Each worker runs its list in order. It waits for the message that an action takes and, if the queue of the result has a
-window, for room in it. The result does not depend on the order in which the workers are visited.
+It tells when each action starts, and if any worker waits for ever. Each worker runs its list in order. It waits for the
+message that an action takes and, if the queue of the result has a window, for room in it. The result does not depend on
+the order in which the workers are visited.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,7 +24,15 @@ class Costs:
 
     A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
     h and h+1; between two stages of one worker there is none, whatever its value, and between two that share parameters
-    it is that of the slowest hop on the way. To send and add gradients of those, and to clip, takes a stage no time.
+    it is that of the slowest hop on the way. To send and add gradients of shared parameters, and to clip, takes no
+    time.
+
+    Attributes:
+        forward: Time of a forward, by stage.
+        input: Time of the first half of a backward, by stage.
+        weight: Time of the second half of a backward, by stage.
+        update: Time of an update, by stage.
+        latency: One-way latency of a message, by hop.
     """
 
     forward: tuple[float, ...]
@@ -34,7 +42,7 @@ class Costs:
     latency: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` unless all are for the same stages."""
+        """Raise `ValueError` unless all times are for the same stages."""
         lengths = [len(each) for each in (self.forward, self.input, self.weight, self.update)]
         if set(lengths) != {self.stages} or len(self.latency) != max(0, self.stages - 1):
             raise ValueError(
@@ -44,7 +52,7 @@ class Costs:
 
     @property
     def stages(self) -> int:
-        """The number of stages."""
+        """Number of stages."""
         return len(self.forward)
 
     @classmethod
@@ -58,14 +66,22 @@ class Costs:
         latency: float = 0,
         frozen: Collection[int] = (),
     ) -> Self:
-        """Return equal times for every stage and every hop. The halves of a backward take equally long; a `frozen`
-        stage, of which nothing is trained, has no second half."""
+        """Return equal times for every stage and every hop. The halves of a backward take equally long.
+
+        Args:
+            stages: Number of stages.
+            forward: Time of a forward.
+            backward: Time of a whole backward.
+            update: Time of an update.
+            latency: One-way latency of a message.
+            frozen: Stages without a trainable parameter, whose backwards have no second half.
+        """
         half = (backward / 2,) * stages
         weight = tuple(0 if stage in frozen else each for stage, each in enumerate(half))
         return cls((forward,) * stages, half, weight, (update,) * stages, (latency,) * (stages - 1))
 
     def of(self, action: Action) -> float:
-        """The time that `action` takes."""
+        """Return the time that `action` takes."""
         match action.kind:
             case Kind.FORWARD:
                 return self.forward[action.stage]
@@ -99,12 +115,25 @@ class Timed:
 def simulate(
     program: Program, costs: Costs, steps: range, windows: Mapping[str, int]
 ) -> tuple[list[Timed], dict[str, int]]:
-    """Returns every action with its times, and for each queue the most messages that can be put and not yet taken.
+    """Simulate the workers of a program over `steps`.
 
     The times are for these costs; the numbers of messages hold for any costs, since they follow from the order of
-    actions alone. `windows` limits the messages in a queue (named "forward-1", "backward-0": what it carries, and the
-    stage that takes from it); a worker that would put more waits. Raises `Deadlock` if a worker waits for ever,
-    `ValueError` if the costs or windows do not fit the schedule.
+    actions alone.
+
+    Args:
+        program: Program to simulate.
+        costs: Times of actions and messages.
+        steps: Training steps.
+        windows: Limits of the messages in a queue, by the queue's name ("forward-1", "backward-0": what it carries, and
+            the stage that takes from it). A worker that would put more waits.
+
+    Returns:
+        Every action with its times, in the order of their start; and for each queue the most messages that can be put
+        and not yet taken.
+
+    Raises:
+        Deadlock: A worker waits for ever.
+        ValueError: The costs or windows do not fit the schedule.
     """
     pipeline = _Pipeline(program, costs, windows)
     pipeline.run(steps)
@@ -131,7 +160,7 @@ class _TimedQueue:
 
 @dataclass(slots=True)
 class _Worker:
-    """What time it is at a worker, and of how many takes of each queue it knows."""
+    """State of a worker: its time, and the number of takes of each queue that it knows of."""
 
     number: int
     known: list[int]
@@ -173,7 +202,7 @@ class _Pipeline:
             raise Deadlock(f"schedule {self._schedule.name} deadlocks: {'; '.join(found)}")
 
     def _run(self, worker: _Worker, steps: range) -> Iterator[_Wait]:
-        """Runs the worker's list; yields whenever it has to wait."""
+        """Run the worker's list; yield whenever it has to wait."""
         for step, op in self._program.ops(worker.number, steps):
             action = op.action
             for wanted in op.takes:
@@ -213,7 +242,10 @@ _CARRIED = {
 
 
 def _latency(costs: Costs, schedule: Schedule, queue: Queue) -> float:
-    """A message within a worker takes no time; one between replicas as long as over the slowest hop of their stage."""
+    """Return the latency of a message of `queue`.
+
+    A message within a worker takes no time; one between replicas as long as over the slowest hop of their stage.
+    """
     if queue.producer == queue.consumer or queue.source is None or queue.target is None:
         return 0
     one, other = schedule.replicas.stage(queue.source), schedule.replicas.stage(queue.target)
@@ -245,7 +277,7 @@ def _put(worker: _Worker, queue: _TimedQueue) -> bool:
 
 
 def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int], queues: Sequence[str]) -> None:
-    """Raises `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
+    """Raise `ValueError` unless the costs are for the schedule's stages and the windows for its queues."""
     if costs.stages != schedule.stages:
         raise ValueError(f"schedule {schedule.name} has {schedule.stages} stages, and the costs are for {costs.stages}")
     for name, window in windows.items():

@@ -13,29 +13,39 @@ from .program import Program
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The properties of a sound schedule. Times are in the unit of the costs."""
+    """The properties of a sound schedule. Times are in the unit of the costs.
 
-    timed: tuple[Timed, ...]  # every action, by start
-    span: float  # from the first start to the last end
-    busy: tuple[float, ...]  # how long each worker computes
-    stage_peak: tuple[int, ...]  # microbatches that a stage has run forward and not yet wholly backward, at most
-    worker_peak: tuple[int, ...]  # the same over all stages of a worker
-    halfway_peak: tuple[int, ...]  # microbatches of a stage between the two halves of their backwards, at most
-    queue_bound: Mapping[str, int]  # messages put and not yet taken, at most, for any costs; by "forward-1"
+    Attributes:
+        timed: Every action with its times, by start.
+        span: Time from the first start to the last end.
+        busy: Time that each worker computes.
+        stage_peak: Most microbatches that a stage has run forward and not yet wholly backward, by stage or copy.
+        worker_peak: Most such microbatches over all stages of a worker, by worker.
+        halfway_peak: Most microbatches between the two halves of their backwards, by stage or copy.
+        queue_bound: Most messages put and not yet taken, for any costs, by queue ("forward-1").
+    """
+
+    timed: tuple[Timed, ...]
+    span: float
+    busy: tuple[float, ...]
+    stage_peak: tuple[int, ...]
+    worker_peak: tuple[int, ...]
+    halfway_peak: tuple[int, ...]
+    queue_bound: Mapping[str, int]
 
     @property
     def ideal(self) -> float:
-        """The shortest possible span: the time that the busiest worker computes."""
+        """Shortest possible span: the time that the busiest worker computes."""
         return max(self.busy)
 
     @property
     def bubble(self) -> float:
-        """The time that the busiest worker waits."""
+        """Time that the busiest worker waits."""
         return self.span - self.ideal
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """The share of the span that each worker waits, 0 to 1."""
+        """Share of the span that each worker waits, 0 to 1."""
         return tuple(1 - busy / self.span if self.span else 0.0 for busy in self.busy)
 
 
@@ -88,12 +98,12 @@ def check_schedule(
 
 
 def _until_steady(schedule: Schedule) -> int:
-    """Asynchronous steps, of three times as many microbatches as there are stages, or more."""
+    """Return the asynchronous steps to simulate: 3 or more, with three times as many microbatches as stages."""
     return max(3, -(-3 * schedule.stages // schedule.microbatches))
 
 
 def _in_flight(schedule: Schedule, listed: Listed, stages: tuple[int, ...]) -> Iterator[int]:
-    """The number of microbatches that `stages` hold after each action; a stage that runs no backward holds none."""
+    """Yield the number of microbatches that `stages` hold after each action. Forward-only stages hold none."""
     in_flight = 0
     yield in_flight
     for action in (op.action for _, op in listed):
@@ -103,7 +113,7 @@ def _in_flight(schedule: Schedule, listed: Listed, stages: tuple[int, ...]) -> I
 
 
 def _halfway(listed: Listed, stage: int) -> Iterator[int]:
-    """The number of microbatches of `stage` that have run their first half and not the second, after each action."""
+    """Yield, after each action, the number of microbatches of `stage` between the halves of their backwards."""
     halfway = 0
     yield halfway
     for action in (op.action for _, op in listed):
