@@ -67,7 +67,7 @@ class Backend(Transport):
             url: Address of the store.
             run: Id of the run.
             patience: Seconds that a server which is away is waited for.
-            waiting: Called every second of that wait with the reason; may raise.
+            waiting: Called with the reason before each pause of that wait, of a second at most; may raise.
             kept_steps: Steps whose times are kept for each stage.
         """
         raise AddressUnusable(f"{masked(url)} is not an address of a store")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RedisBackend(Backend):
-    """A server that all connect to: through TCP, TLS or a Unix socket."""
+    """Transport over a server that all connect to: through TCP, TLS or a Unix socket."""
 
     schemes: ClassVar[Mapping[str, str]] = {
         "redis": "redis://127.0.0.1:6379/0",
@@ -32,6 +32,7 @@ class RedisBackend(Backend):
     has_server = carries_control = keeps_records = True
 
     def fault(self, url: str) -> str | None:
+        """Return why `url` is not a valid address; None if it is valid."""
         if (unclear := unclear_password(url)) is not None:
             return unclear
         parts = urlsplit(url)
@@ -44,6 +45,10 @@ class RedisBackend(Backend):
         return None
 
     def lacking(self, url: str) -> tuple[str, ...]:
+        """Return the protections, of "a password" and "TLS", that the server at the valid `url` is used without.
+
+        Nothing is lacking for a Unix socket or a loopback address. A client certificate counts as a password.
+        """
         parts = urlsplit(url)
         if parts.scheme == "unix" or not is_elsewhere(parts.hostname or ""):
             return ()
@@ -55,16 +60,22 @@ class RedisBackend(Backend):
     def open_queues(
         self, url: str, run: str, incarnation: int, options: "QueueOptions", *, folder: Path, since: int = 0
     ) -> "WorkerQueues":
+        """Open the queue ends of one worker, as `Backend.open_queues`."""
         from .queues import RedisQueues
 
         return RedisQueues(run, incarnation, url, options, since=since)
 
     def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
+        """Return a connection to the broker at `url`. Raises `AddressUnusable`.
+
+        `keeps` makes no difference: a message to a server that is away is lost.
+        """
         from .channel import RedisClientChannel
 
         return RedisClientChannel(url)
 
     def open_server(self, url: str) -> ServerChannel:
+        """Return the channel of a broker at the server. Raises `EndpointTaken`, `RedisUnfit` and `RedisAway`."""
         from .channel import RedisServerChannel
 
         return RedisServerChannel(url)
@@ -72,11 +83,16 @@ class RedisBackend(Backend):
     def open_store(
         self, url: str, run: str, patience: float, waiting: Callable[[str], None], *, kept_steps: int = KEPT_STEPS
     ) -> Store:
+        """Return the store of `run` at the server, as `Backend.open_store`."""
         from .store import RedisStore
 
         return RedisStore(url, run, kept_steps, patience, waiting)
 
     def check_server(self, url: str) -> str:
+        """Return a sentence about the server at `url`, with warnings.
+
+        Raises `RedisAway`, `RedisRefusal` or `RedisUnfit` if it cannot be reached or is not fit.
+        """
         from .connection import RedisLink
 
         with closing(RedisLink(url)) as link:
@@ -84,11 +100,13 @@ class RedisBackend(Backend):
             return "; ".join((f"{link.address} is there", *link.warnings))
 
     def forget(self, url: str, run: str) -> None:
+        """Remove the queues of `run` from the server at `url`, as the function `forget` of `queues.py`."""
         from .queues import forget
 
         forget(url, run)
 
     def forget_by_hand(self, run: str) -> str:
+        """Return the command by which a person removes the queues of `run` from the server."""
         from .entries import prefix
 
         return f"redis-cli --scan --pattern '{prefix(run)}*' | grep -v :store: | xargs redis-cli unlink"

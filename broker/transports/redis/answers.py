@@ -1,4 +1,4 @@
-"""The answers of a Redis server: one to a command by itself, and several to those of a transaction.
+"""Answers of a Redis server: one to a command by itself, and several to those of a transaction.
 
     unit                        answers                                outcome
     XADD                        id                                     [id]
@@ -42,13 +42,14 @@ _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
 
 
 class KeyReplaced(ResponseError):
-    """Stands for the answer to a command on a key of another type; the text names the key."""
+    """Stand-in for the answer to a command on a key of another type; the text names the key."""
 
 
 class AnswerReader:
-    """Reads from one connection after the other to the server at `address`."""
+    """Reader of one connection after the other to the server at `address`."""
 
     def __init__(self, address: str) -> None:
+        """Make a reader without a connection, for the server at `address`."""
         self._address = address
         self._buffer = bytearray(READ)
         self._socket: Any = None
@@ -58,11 +59,12 @@ class AnswerReader:
 
     @property
     def is_open(self) -> bool:
+        """True if there is a connection to read from."""
         return self._socket is not None
 
     @property
     def descriptor(self) -> int | None:
-        """Descriptor of the connection, if there is one."""
+        """Descriptor of the connection; None without one."""
         unwaiting = self._unwaiting
         return None if unwaiting is None else unwaiting.descriptor
 
@@ -73,18 +75,25 @@ class AnswerReader:
         self._socket, self._unwaiting = connection._sock, UnwaitingSocket(connection._sock)
 
     def interrupt(self) -> None:
-        """End the connection for the thread that reads or writes, and keep its descriptor. For any thread."""
+        """End the connection for the thread that uses it, and keep its descriptor. Safe to call from any thread."""
         if (unwaiting := self._unwaiting) is not None:
             unwaiting.interrupt()
 
     def close(self) -> None:
+        """Forget the connection, and the answers that were read in part."""
         self._socket = self._unwaiting = self._parser = None
         self._answers.clear()
 
     def wait(self, units: Sequence[Unit]) -> list[list[Any]]:
-        """The answers to each of the `units`, which were sent before. An answer may be a `ResponseError`; of a unit
-        that was refused as a whole it is the only one. Raises `OSError` or `RedisError` if the connection breaks,
-        `RedisUnfit` for an error that trying again cannot mend."""
+        """Return the answers to each of the `units`, which were sent before.
+
+        An answer may be a `ResponseError`; of a unit that was refused as a whole it is the only one.
+
+        Raises:
+            OSError: The connection breaks.
+            RedisError: The connection breaks, or brings what is no answer.
+            RedisUnfit: The server answers with an error that trying again cannot mend.
+        """
         self._read(units, self._wait_for_more)
         return self._outcomes(units)
 
@@ -93,8 +102,7 @@ class AnswerReader:
         return self._outcomes(units) if self._read(units, self._read_more) else None
 
     def write(self, packed: Sequence[Chunk]) -> Sequence[Chunk]:
-        """Send what the system takes without waiting. Returns what is left. Raises `OSError` if the connection
-        breaks."""
+        """Send what the system takes without waiting and return the rest. Raises `OSError` if the connection breaks."""
         if self._socket is None:
             raise ConnectionError("the connection was closed")
         rest: Sequence[Chunk] = self._unwaiting.write(packed)
@@ -149,7 +157,7 @@ class AnswerReader:
                 raise InvalidResponse(f"{answer!r:.80} is no answer to a transaction")
 
     def _checked(self, answer: Any) -> Any:
-        """The answer. Raises an error that is not of one command; `RedisUnfit` if trying again cannot mend it."""
+        """Return the answer, or raise an error that is not of one command; `RedisUnfit` if a retry cannot mend it."""
         if not isinstance(answer, RedisError):
             return answer
         if isinstance(answer, NoPermissionError):
@@ -162,7 +170,7 @@ class AnswerReader:
 
 
 def sound(answers: list[Any]) -> list[Any]:
-    """The answers to a unit. Raises `RedisRefusal` if one of them is an error."""
+    """Return the answers to a unit. Raises `RedisRefusal` if one of them is an error."""
     for answer in answers:
         if isinstance(answer, KeyReplaced):
             raise RedisKeyTaken(str(answer))
@@ -178,7 +186,7 @@ def is_of_wrong_type(answer: object) -> bool:
 
 
 def plain(error: Exception) -> str:
-    """The text of `error`, to be continued."""
+    """Return the text of `error` without its full stop, to be continued."""
     return str(error).rstrip(".")
 
 
@@ -198,14 +206,17 @@ _small = re.compile(rb"(?:\*\d{1,5}\r\n|\$(?:" + _SHORT + rb")\r\n|[+:][^\r\n]{0
 
 
 class SizeRefused(InvalidResponse):
-    """An answer is, or announces, what cannot be the answer to a command of this program."""
+    """Answer that is, or announces, what cannot be the answer to a command of this program."""
 
 
 class AnnouncedSizes:
-    """Follows the bytes of a connection in the protocol RESP 2. Only lengths are looked at; the content of strings is
-    passed over."""
+    """Check of the sizes that the bytes of a connection announce, in the protocol RESP 2.
+
+    Only lengths are looked at; the content of strings is passed over.
+    """
 
     def __init__(self) -> None:
+        """Begin at the start of an answer."""
         self._ahead = 0  # bytes that still come of a string
         self._line = b""  # the beginning of a line whose end has not come
         self.begin()
@@ -215,7 +226,7 @@ class AnnouncedSizes:
         self._bytes = self._elements = 0
 
     def check(self, chunk: bytes | bytearray, count: int) -> None:
-        """The first `count` bytes of `chunk` have come. Raises `SizeRefused`."""
+        """Check the first `count` bytes of `chunk`, which have come. Raises `SizeRefused`."""
         self._add(count)
         if self._line:
             chunk = self._line + chunk[:count]
@@ -261,9 +272,10 @@ class AnnouncedSizes:
 
 
 class SizedReader:
-    """`reader`, of hiredis, which is only fed what is not too large. `feed` raises `SizeRefused`."""
+    """Wrapper of `reader`, of hiredis, that feeds it only what is not too large."""
 
     def __init__(self, reader: Any) -> None:
+        """Wrap `reader`, which has been fed nothing."""
         self.gets: Callable[..., Any] = reader.gets
         self.has_data: Callable[[], bool] = reader.has_data
         self._feed: Callable[..., object] = reader.feed
@@ -271,17 +283,18 @@ class SizedReader:
         self.begin = self._sizes.begin
 
     def feed(self, buffer: bytearray, start: int, count: int) -> None:
-        """Take in the first `count` bytes of the buffer; `start` is 0."""
+        """Feed the first `count` bytes of the buffer to the reader; `start` is 0. Raises `SizeRefused`."""
         self._sizes.check(buffer, count)
         self._feed(buffer, start, count)
 
 
 class SizedParser(DefaultParser):  # type: ignore[misc, valid-type]  # redis-py chooses its class when it is imported
-    """redis-py's own parser for the answers while a connection is made."""
+    """Parser of redis-py's own for the answers while a connection is made, with checked sizes."""
 
     _reader: Any
 
     def on_connect(self, connection: Any, **options: Any) -> None:
+        """Read from `connection` on, with checked sizes."""
         super().on_connect(connection, **options)
         self._reader = SizedReader(self._reader)
 
@@ -294,21 +307,23 @@ def _length(text: bytes | bytearray) -> int:
 
 
 class RedisAway(BrokerError):
-    """A Redis server cannot be reached now, or the connection to it broke; it may come back."""
+    """Absence of a Redis server: it cannot be reached now, or the connection to it broke; it may come back."""
 
 
 class RedisGarbled(RedisAway):
-    """The bytes from a Redis server are no answer, or announce more than one can have: they were damaged on their
-    way, or it is another kind of server. The connection is closed."""
+    """Bytes from a Redis server that are no answer, or announce more than one can have.
+
+    They were damaged on their way, or it is another kind of server. The connection is closed.
+    """
 
 
 class RedisRefusal(BrokerError):
-    """A Redis server did not carry out a command, and may do so later: it is full, or cannot write to its disk."""
+    """Refusal of a Redis server to carry out a command, which may pass: it is full, or cannot write to its disk."""
 
 
 class RedisKeyTaken(RedisRefusal):
-    """A key of this run is of another type: another client replaced it. It may be deleted again."""
+    """Key of this run that is of another type: another client replaced it. It may be deleted again."""
 
 
 class RedisUnfit(BrokerError):
-    """A Redis server cannot be used as it is: its settings, its version or its access rules must change."""
+    """Redis server that cannot be used as it is: its settings, its version or its access rules must change."""

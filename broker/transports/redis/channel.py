@@ -39,9 +39,10 @@ log = structlog.get_logger()
 
 
 class RedisClientChannel:
-    """See `ClientChannel`. Raises `AddressUnusable`."""
+    """`ClientChannel` to a broker through a Redis server."""
 
     def __init__(self, url: str) -> None:
+        """Prepare a connection, which is made on the first use. Raises `AddressUnusable` for a malformed URL."""
         self._me = secrets.token_hex(_SENDER // 2).encode()
         self._broker: bytes | None = None
         self._new = False
@@ -54,12 +55,20 @@ class RedisClientChannel:
             raise AddressUnusable(f"cannot reach the broker: {error}") from error
 
     def send(self, message: bytes) -> bool:
+        """Send `message` to the broker. Returns False if there is none, or the server is away or refuses: it is lost.
+
+        Raises `AddressUnusable` if the server was never reached and cannot be used as it is.
+        """
         found = self._exchange(
             [[(b"GET", self._prefix + b"broker")], _push(self._prefix + b"to-broker", self._me + message)]
         )
         return found is not None and self._note_broker(found[0][0])
 
     def receive(self, timeout: float) -> bytes | None:
+        """Return the broker's next message, or None if none arrives within `timeout` seconds.
+
+        Raises `AddressUnusable` if the server was never reached and cannot be used as it is.
+        """
         until = monotonic() + timeout
         found = self._exchange(
             [
@@ -74,10 +83,12 @@ class RedisClientChannel:
         return found[1][0][1] if found[1][0] else None
 
     def renewed(self) -> bool:
+        """Return True if the broker is a new one since the last call: it may not know this client."""
         new, self._new = self._new, False
         return new
 
     def close(self) -> None:
+        """Close the connection."""
         self._link.close()
 
     def _note_broker(self, broker: bytes | None) -> bool:
@@ -86,7 +97,7 @@ class RedisClientChannel:
         return broker is not None
 
     def _exchange(self, units: Sequence[Unit]) -> list[list[Any]] | None:
-        """The replies; None if the server is away or refuses. Raises `AddressUnusable` if it can never be used."""
+        """Return the replies; None if the server is away or refuses. Raises `AddressUnusable` if it is unfit."""
         try:
             answers = [sound(each) for each in self._link.exchange(units)]
         except (RedisAway, RedisRefusal, RedisUnfit) as error:
@@ -103,9 +114,18 @@ class RedisClientChannel:
 
 
 class RedisServerChannel:
-    """See `ServerChannel`. Raises `EndpointTaken`, `RedisUnfit` and `RedisAway`."""
+    """`ServerChannel` of a broker through a Redis server."""
 
     def __init__(self, url: str) -> None:
+        """Take the place of the broker at the server, and drop messages to the one before.
+
+        A broker that was killed is waited for until its key expires.
+
+        Raises:
+            EndpointTaken: Another broker has the place.
+            RedisUnfit: The server cannot be used as it is.
+            RedisAway: The server cannot be reached.
+        """
         self.endpoint = url
         self._link, self._prefix = _open(url)
         self._me = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(8)}".encode()
@@ -114,6 +134,10 @@ class RedisServerChannel:
         self._acquire()
 
     def receive(self, timeout: float) -> Sequence[Received] | None:
+        """Return the messages that have arrived; wait up to `timeout` seconds for the first.
+
+        Returns None while the server is away or refuses. Raises `EndpointTaken` if another broker has taken over.
+        """
         inbox = self._prefix + b"to-broker"
         first, others = (b"BLPOP", inbox, _seconds(timeout)), (b"LPOP", inbox, b"999")
         try:
@@ -130,9 +154,10 @@ class RedisServerChannel:
         return [_received(value) for value in (*(found[0] or ())[1:], *(found[1] or ()))]
 
     def trust(self, sender: bytes) -> None:
-        """The server alone limits those who can reach it."""
+        """Do nothing: the server alone limits those who can reach it."""
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
+        """Send messages to their recipients; they are lost if the server is away or refuses."""
         units = [_push(self._prefix + b"to:" + recipient, message) for recipient, message in envelopes if recipient]
         if not units:
             return
@@ -150,7 +175,7 @@ class RedisServerChannel:
         self._link.close()
 
     def _acquire(self) -> None:
-        """Wait for the key of a broker that was killed to expire."""
+        """Take the broker's key; wait for the key of a broker that was killed to expire."""
         until = monotonic() + 2 * TENURE
         while not self._try_acquire():
             if monotonic() > until:
@@ -191,7 +216,7 @@ class RedisServerChannel:
 
 
 def _open(url: str) -> tuple[RedisLink, bytes]:
-    """The server, and what the keys of the broker begin with."""
+    """Return the server, and what the keys of the broker begin with."""
     address, _, name = url.partition("#")
     return RedisLink(address), f"stageline:{{{unquote(name) or NAME}}}:".encode()
 

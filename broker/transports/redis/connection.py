@@ -1,4 +1,4 @@
-"""A connection to a Redis server (or Valkey): commands are sent together, their answers come back in order.
+"""Connection to a Redis server (or Valkey): commands are sent together, their answers come back in order.
 
 redis-py makes the connection, with users, passwords and TLS from the URL. Its retries are off: a command whose answer
 was cut off may have been carried out, which only the caller can find out.
@@ -43,12 +43,13 @@ Made = TypeVar("Made")
 
 
 class RedisLink:
-    """A connection to the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`. Connects when first used.
+    """Connection to the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`. Connects when first used.
 
-    For one thread at a time. Raises `RedisUnfit` for a URL that cannot be understood.
+    A link is for one thread at a time.
     """
 
     def __init__(self, url: str) -> None:
+        """Prepare the connection. Raises `RedisUnfit` for a URL that cannot be understood."""
         self.address = masked(url)
         self.warnings: tuple[str, ...] = ()
         self.is_fit = False  # the connection is made, and its server was checked
@@ -58,9 +59,11 @@ class RedisLink:
     def exchange(self, units: Sequence[Unit]) -> list[list[Any]]:
         """Carry out the units, each as a whole, and return the answers of each.
 
-        An answer may be a `ResponseError`; of a unit that was refused as a whole it is the only one. Raises
-        `RedisAway` if the connection breaks (it is unknown then what was carried out), `RedisUnfit` for what trying
-        again cannot mend.
+        An answer may be a `ResponseError`; of a unit that was refused as a whole it is the only one.
+
+        Raises:
+            RedisAway: The connection breaks. It is unknown then what was carried out.
+            RedisUnfit: The server cannot be used as it is: trying again cannot mend that.
         """
         self.send(pack(units))
         return self.receive(units)
@@ -75,7 +78,7 @@ class RedisLink:
         self._explained(self._write, packed)
 
     def receive(self, units: Sequence[Unit]) -> list[list[Any]]:
-        """The answers to the units that were sent before. Raises as `exchange` does."""
+        """Return the answers to the units that were sent before. Raises as `exchange` does."""
         self._check_unbroken()
         return self._explained(self._take, units)
 
@@ -84,8 +87,10 @@ class RedisLink:
         return self._explained(self._take_now, units)
 
     def send_now(self, packed: Sequence[Chunk]) -> Sequence[Chunk]:
-        """Send what the system takes without waiting, while `is_fit`. Returns what is left, for `send_rest`. Raises as
-        `exchange` does."""
+        """Send what the system takes without waiting, and return what is left, for `send_rest`.
+
+        Call it only while `is_fit`. Raises as `exchange` does.
+        """
         return self._explained(self._answers.write, packed)
 
     def send_rest(self, packed: Sequence[Chunk]) -> None:
@@ -96,24 +101,28 @@ class RedisLink:
 
     @property
     def fd(self) -> int | None:
-        """The descriptor that is readable when more of an answer is here. None if the connection is closed."""
+        """Descriptor that is readable when more of an answer is here. None if the connection is closed."""
         return self._answers.descriptor
 
     def ask(self, *command: bytes | memoryview) -> Any:
-        """The answer to one command. Raises `RedisRefusal` if it is an error."""
+        """Return the answer to one command. Raises `RedisRefusal` if it is an error."""
         (outcome,) = self.exchange([[command]])
         return sound(outcome)[0]
 
     def check(self, answers: list[Any]) -> None:
-        """Check what the server answered to `INQUIRY`. Raises `RedisUnfit`, or `RedisRefusal` if it did not."""
+        """Check the server's answers to `INQUIRY`. Raises `RedisUnfit`, or `RedisRefusal` if one is an error."""
         self.warnings = check_fitness(self.address, sound(answers))
 
     def interrupt(self) -> None:
-        """End what another thread waits for here, which gets an error. For any thread: unlike `close`, it leaves the
-        descriptor open, which that thread may be about to use, and which would otherwise soon be another file's."""
+        """End what another thread waits for here; that thread gets an error. Safe to call from any thread.
+
+        Unlike `close`, it leaves the descriptor open, which that thread may be about to use, and which would otherwise
+        soon be another file's.
+        """
         self._answers.interrupt()
 
     def close(self) -> None:
+        """Close the connection; the next use makes a new one."""
         self.is_fit = False
         self._answers.close()
         self._connection.disconnect()
@@ -154,7 +163,7 @@ class RedisLink:
         return [self._named(unit, outcome) for unit, outcome in zip(units, outcomes, strict=True)]
 
     def _named(self, unit: Unit, outcome: list[Any]) -> list[Any]:
-        """The outcome, with the keys named that are of another type."""
+        """Return the outcome, with the keys named that are of another type."""
         if not any(map(is_of_wrong_type, outcome)):
             return outcome
         pairs = zip(unit, outcome, strict=True)  # the server takes a command on such a key into a transaction
@@ -194,7 +203,7 @@ class RedisLink:
 
 
 def _keys(command: Command) -> Command:
-    """The keys that a command is about."""
+    """Return the keys that a command is about."""
     if command[0] != b"XREAD":
         return command[1:2]
     streams = command[command.index(b"STREAMS") + 1 :]

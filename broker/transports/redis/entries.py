@@ -1,4 +1,4 @@
-"""A queue as it lies in Redis: its keys, the ids and fields of its entries, and what its ends announce.
+"""Layout of a queue in Redis: its keys, the ids and fields of its entries, and what its ends announce.
 
     stageline:{RUN}:layout            string   "2": the version of all this
     stageline:{RUN}:forward-1         stream   the messages to stage 1 that may still be needed
@@ -50,12 +50,13 @@ UNCOPIED = 2**13  # bytes of a frame from which on it is sent without a copy
 
 
 class EntryId(NamedTuple):
-    """`number-place`: of a message's entry, or incarnation and serial of an announcement."""
+    """Id of a stream's entry, `number-place`: of a message's entry, or incarnation and serial of an announcement."""
 
     number: int
     place: int
 
     def __bytes__(self) -> bytes:
+        """Return the id as the server writes it, `number-place`."""
         return b"%d-%d" % self
 
 
@@ -68,9 +69,10 @@ class StreamEntry(msgspec.Struct, frozen=True):
 
 
 class Keys:
-    """The keys of a queue of `run`."""
+    """Keys of a queue of `run`: its `entries`, and the announcements `kept` and `taken`."""
 
     def __init__(self, run: str, queue: str) -> None:
+        """Make the keys of the queue named `queue`."""
         name = f"{prefix(run)}{queue}"
         self.entries = name.encode()
         self.kept = f"{name}:kept".encode()
@@ -83,18 +85,18 @@ def prefix(run: str) -> str:
 
 
 def layout(run: str) -> tuple[bytes, bytes]:
-    """The key of a run's layout, and its value."""
+    """Return the key of a run's layout, and its value."""
     return f"{prefix(run)}layout".encode(), b"%d" % LAYOUT
 
 
 def last_entry(key: bytes, number: int | None = None) -> Command:
-    """The command that asks for the last entry of a stream, or of message `number` in it."""
+    """Return the command that asks for the last entry of a stream, or of message `number` in it."""
     ends = (b"+", b"-") if number is None else 2 * (b"%d" % number,)
     return (b"XREVRANGE", key, *ends, b"COUNT", b"1")
 
 
 def read_entry(raw: Any) -> StreamEntry | None:
-    """Return None for an entry that is malformed."""
+    """Return the entry in an answer of the server; None for an entry that is malformed."""
     try:
         id_text, [_, _, *fields] = raw
         header = fields[-1] if fields[-2:-1] == [b"h"] else None
@@ -104,18 +106,19 @@ def read_entry(raw: Any) -> StreamEntry | None:
 
 
 def read_id(text: bytes) -> EntryId:
+    """Return the id in `text`. Raises `ValueError` if it is malformed."""
     number, _, place = text.partition(b"-")
     return EntryId(int(number), int(place))
 
 
 def read_credit(raw: Any) -> Credit:
-    """A consumer's announcement. Raises `BadMessage` if it is malformed or damaged."""
+    """Return a consumer's announcement. Raises `BadMessage` if it is malformed or damaged."""
     entry_id, (received, limit, missing) = _read_announcement(raw, 3)
     return Credit(*entry_id, received, limit, None if missing == _NOTHING else missing)
 
 
 def read_retention(raw: Any) -> tuple[EntryId, Retention]:
-    """A producer's announcement and its id. Raises `BadMessage` if it is malformed or damaged."""
+    """Return a producer's announcement and its id. Raises `BadMessage` if it is malformed or damaged."""
     entry_id, (first, sent) = _read_announcement(raw, 2)
     return entry_id, Retention(first, sent)
 
@@ -137,13 +140,21 @@ def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
 
 
 class Announcer:
-    """Announces for one end, in the stream `key`. `duty` is what only one incarnation does: "forward-1 is taken".
+    """Author of one end's announcements in the stream `key`.
 
-    `must_announce`: what was announced last is not in the stream, or may not be. `look` is the command that shows
-    whether it is; `check` gets the answer.
+    Attributes:
+        must_announce: True if what was announced last is not in the stream, or may not be.
+        look: Command that shows what is in the stream; `check` gets the answer.
     """
 
     def __init__(self, key: bytes, duty: str, incarnation: int) -> None:
+        """Begin with nothing announced.
+
+        Args:
+            key: Key of the stream.
+            duty: Duty that only one incarnation has: "forward-1 is taken".
+            incarnation: Incarnation of this worker.
+        """
         self.look = last_entry(key)
         self.must_announce = True
         self._key = key
@@ -153,7 +164,7 @@ class Announcer:
         self._is_garbled = False
 
     def announce(self, *numbers: int | None) -> list[Command]:
-        """The commands that replace the announcement in the stream. `check` gets their answers."""
+        """Return the commands that replace the announcement in the stream by `numbers`. `check` gets their answers."""
         self._serial += 1
         self.must_announce = False
         entry_id = EntryId(self._incarnation, self._serial)
@@ -167,7 +178,10 @@ class Announcer:
         self.must_announce = True
 
     def check(self, answers: Sequence[Any]) -> None:
-        """The last of `answers` is what is in the stream. Raises `Fenced` if that is a newer incarnation's."""
+        """Compare the last of `answers`, which is what is in the stream, with the announcement.
+
+        Sets `must_announce` if they differ. Raises `Fenced` if a newer incarnation's is there.
+        """
         (found,) = sound(list(answers[-1:]))
         try:
             there = _read_announcement(found[0])[0] if found else EntryId(0, 0)
@@ -182,7 +196,7 @@ class Announcer:
 
 
 def _read_announcement(raw: Any, count: int | None = None) -> tuple[EntryId, list[int]]:
-    """The id and the numbers, `count` of them if that is given."""
+    """Return the id and the numbers, `count` of them if that is given."""
     try:
         id_text, [_, text, _, check] = raw
         entry_id, numbers = read_id(id_text), [int(number) for number in text.split()]
@@ -201,7 +215,7 @@ def _checksum(entry_id: EntryId, text: bytes) -> bytes:
 
 
 def _parts(frames: Sequence[Frame]) -> list[list[Frame]]:
-    """The frames' bytes in pieces, those of one entry together."""
+    """Return the frames' bytes in pieces, those of one entry together."""
     if sum(map(len, frames)) <= PIECE:
         return [[frame for frame in frames if len(frame)]]
     parts: list[list[Frame]] = [[]]
@@ -219,12 +233,13 @@ def _parts(frames: Sequence[Frame]) -> list[list[Frame]]:
 
 
 class Addition:
-    """Packs the commands that add messages to the stream `key`, in Redis' own protocol.
+    """Packer of the commands that add messages to the stream `key`, in Redis' own protocol.
 
     The part that all messages share is packed once. `name`: such a command without its content.
     """
 
     def __init__(self, key: bytes) -> None:
+        """Pack the part of the commands that all messages share."""
         self.name: Command = (b"XADD", key)
         self._create = b"$4\r\nXADD\r\n$%d\r\n%b\r\n" % (len(key), key)
         self._existing = self._create + b"$10\r\nNOMKSTREAM\r\n"
@@ -270,12 +285,13 @@ class Addition:
 
 
 class StepDigests:
-    """The digests of the steps of `queue`, each added to `found` once all messages of its step came in order.
+    """Digests of the steps of `queue`, each added to `found` once all messages of its step came in order.
 
     A step has no digest if it is not seen from its beginning on, or if the content of one of its messages is not known.
     """
 
     def __init__(self, queue: Queue, found: deque[StepDigest]) -> None:
+        """Begin before any message of `queue`."""
         self._name = queue.name
         self._per_step = queue.count
         self._found = found

@@ -4,8 +4,8 @@
     put -> Sender ── StreamWriter ── SenderThread ───>  Redis  ──> ReceiverThread ─── StreamReader ── Receiver -> take
                      StreamWriter <─ ReceiverThread            <── SenderThread ───── StreamReader
 
-What these two do is done by the computing thread, as far as it needs no waiting, while that puts and takes messages;
-else by threads of their own: `threads.py`.
+The computing thread does the work of these two threads as far as it needs no waiting, while it puts and takes messages;
+else threads of their own do it: `threads.py`.
 
 The server keeps every message until it is trimmed, and so does its producer, which adds it again if the server forgot.
 """
@@ -56,13 +56,26 @@ class RedisQueues(QueueEnds):
     """All queue ends of one worker, over the server at `url`: `redis://`, `rediss://` (TLS) or `unix://`.
 
     A server that cannot be reached is waited for, at the start for the options' `patience`, later without end;
-    `trouble` says so. What producers of the incarnation `since` or an older one have left is ignored, and replaced.
+    `trouble` says so. Messages that producers of the incarnation `since` or an older one have left are ignored, and
+    replaced.
 
-    Only the thread that made it may use it, except for `ring`. Raises `RedisUnfit` for a URL that cannot be understood;
-    its methods raise `RedisAway` if the server never came, `RedisUnfit` if it cannot be used as it is.
+    Only the thread that made the object may use it, except for `ring`. Its methods raise `RedisAway` if the server
+    never came, `RedisUnfit` if it cannot be used as it is.
     """
 
     def __init__(self, run: str, incarnation: int, url: str, options: QueueOptions, *, since: int = 0) -> None:
+        """Start the two threads, which connect to the server.
+
+        Args:
+            run: Id of the run.
+            incarnation: Incarnation of the worker.
+            url: Address of the server.
+            options: Windows, limits and patience.
+            since: Newest incarnation of an ended life of the run.
+
+        Raises:
+            RedisUnfit: `url` cannot be understood.
+        """
         super().__init__(run, incarnation, options)
         self.endpoint = masked(url)
         self._since = since
@@ -86,28 +99,27 @@ class RedisQueues(QueueEnds):
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why messages do not move now, if the server is away or refuses them. For any thread."""
+        """Reason for which messages do not move, if the server is away or refuses. Safe to read from any thread."""
         return self._sender.trouble or self._receiver.trouble
 
     @property
     def forgotten(self) -> int:
-        """Number of messages of this worker that were added to the server again, since it had forgotten some."""
+        """Number of messages of this worker that were added to the server again, because it had forgotten some."""
         return sum(writer.forgotten for writer in self._shared.writers)
 
     def ring(self) -> None:
-        """End the wait of `take` or `pump`. For any thread, and for signal handlers."""
+        """End the wait of `take` or `pump`. Safe to call from any thread and from a signal handler."""
         self._rung = True
         self._wakeup.ring()
 
     def pump(self, timeout: float) -> None:
-        """Wait for a `ring` and serve the queues meanwhile. Raises the error that ended one of the threads."""
+        """Serve the queues until a `ring` or the end of `timeout` seconds. Raises as `check_open` does."""
         self.check_open()
         if timeout > 0:
             self.wait_for(lambda: None, timeout)
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the server has all that may be sent to it now. Returns False if it has not after `timeout`
-        seconds."""
+        """Wait until the server has all that may be sent to it now. Returns False if `timeout` seconds were too few."""
         return self._sender.flush(timeout)
 
     def close(self) -> None:
@@ -132,19 +144,25 @@ class RedisQueues(QueueEnds):
             raise self._shared.failure
 
     def take(self, look: Callable[[], Message | None], timeout: float) -> Message | None:
-        """The message that `look` finds; None after `timeout` seconds or a `ring`. It is looked for again and again for
-        a while, and then waited for, asleep."""
+        """Return the message that `look` finds; None after `timeout` seconds or a `ring`.
+
+        Looks for the message again and again for a while, and then waits for it asleep.
+        """
         began, seconds = monotonic(), self._looking.seconds()
         message = self._wait(look, began + timeout, began + seconds)
         self._looking.ended(seconds, None if message is None else monotonic() - began)
         return message
 
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
+        """Return what `look` finds; None after `timeout` seconds or a `ring`. Serves the queues until then."""
         return self._wait(look, monotonic() + timeout, 0.0)
 
     def _wait(self, look: Callable[[], Found | None], until: float, awake: float) -> Found | None:
-        """Return what `look` finds; None at the time `until` or after a `ring`. Until the time `awake` this thread does
-        not sleep, unless one of the others has the lead, which it would keep from running."""
+        """Return what `look` finds; None at the time `until` or after a `ring`.
+
+        Until the time `awake` this thread does not sleep, unless one of the others has the lead, which it would keep
+        from running.
+        """
         leads = False  # this thread reads what the server sends
         settles = True  # and what it answers to what was put
         try:
@@ -171,8 +189,10 @@ class RedisQueues(QueueEnds):
                 self._receiver.lead.release()
 
     def _poll(self, until: float, awake: float, *descriptors: int | None) -> list[int | None]:
-        """Wait until one of the descriptors is readable, for a `ring`, and until the time `until`; asleep from the
-        time `awake` on. Those that are readable."""
+        """Wait until one of the descriptors is readable, for a `ring`, or until the time `until`.
+
+        Sleeps from the time `awake` on. Returns the descriptors that are readable.
+        """
         poll = select.poll()
         poll.register(self._wakeup.fd, select.POLLIN)
         for fd in descriptors:
@@ -213,15 +233,17 @@ def _milliseconds(until: float) -> float:
 
 
 class RedisOutbound(LockedLog):
-    """The producer's end. On the server, the content of an emptied message stays until it is trimmed."""
+    """Producer's end. On the server, the content of an emptied message stays until it is trimmed."""
 
     def __init__(self, queues: RedisQueues, writer: StreamWriter) -> None:
+        """Make the end over `writer`, which a thread of `queues` serves."""
         super().__init__(writer.log, queues.lock)
         self._queues = queues
         self._writer = writer
         self._digests = StepDigests(self.queue, queues.digests)
 
     def put(self, message: Message) -> None:
+        """Retain `message`, and have it sent once the consumer has granted it, as `Outbound.put`."""
         self._queues.check_open()
         with self._queues.lock:
             if frames := self._writer.log.put(message, monotonic()):
@@ -231,28 +253,33 @@ class RedisOutbound(LockedLog):
         self._queues.ask_ahead()
 
     def has_credit(self, number: int, timeout: float) -> bool:
+        """Return True if the consumer has granted message `number`; wait up to `timeout` seconds for that."""
         self._queues.check_open()
         return bool(self._queues.wait_for(lambda: number < self._writer.sender.limit or None, timeout))
 
     def depth(self) -> Depth:
+        """Return the queue's content for inspection."""
         with self._queues.lock:
             return self._writer.sender.depth(monotonic())
 
 
 class RedisInbound:
-    """The consumer's end."""
+    """Consumer's end of a queue."""
 
     def __init__(self, queues: RedisQueues, reader: StreamReader) -> None:
+        """Make the end over `reader`, which a thread of `queues` serves."""
         self.queue = reader.receiver.queue
         self._queues = queues
         self._reader = reader
 
     def take(self, timeout: float) -> Message | None:
+        """Return the next message in order, or None after `timeout` seconds or a `ring`, as `Inbound.take`."""
         self._queues.check_open()
         message = self._look()
         return message if message is not None or timeout <= 0 else self._queues.take(self._look, timeout)
 
     def rewind(self, step: int) -> None:
+        """Deliver again from the first message of `step` on."""
         with self._queues.lock:
             self._reader.rewind(step)
             self._queues.kick()

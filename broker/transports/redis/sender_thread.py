@@ -1,9 +1,9 @@
-"""The thread that sends the commands of a worker's stream writers and readers to Redis, so that computing never waits.
+"""Thread that sends the commands of a worker's stream writers and readers to Redis, so that computing never waits.
 
 All that is due at one moment is sent together; the next is sent when that is answered. A small message is sent by the
 thread that puts it, and its answer is read while that thread waits for a message, or puts the next one, or by this
 thread within a second. While the server is away, or refuses, sending is tried again, more and more seldom; nothing is
-forgotten meanwhile.
+forgotten in that time.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,11 +47,7 @@ class Batch:
 
 
 class SenderThread(RedisThread):
-    """Sends what the writers and readers of `ends` have for the server.
-
-    `layout`: the key and the value that say how the run lies there. `patience`: seconds that the server may refuse, or,
-    before it was met for the first time, be away, or answer what cannot be.
-    """
+    """Thread that sends what the writers and readers of `ends` have for the server."""
 
     def __init__(
         self,
@@ -61,6 +57,16 @@ class SenderThread(RedisThread):
         layout: tuple[bytes, bytes],
         patience: float,
     ) -> None:
+        """Make the thread, which is not started.
+
+        Args:
+            link: Connection that this thread alone uses, but for the thread that has its `lead`.
+            ends: State that is shared with the computing thread and the other thread.
+            wake: Wakes the computing thread.
+            layout: Key and value that say how the run lies on the server.
+            patience: Seconds that the server may refuse, or, before it was met for the first time, be away, or answer
+                what cannot be.
+        """
         super().__init__("sender", link, ends, wake, patience)
         self._layout = layout
         self._batch: Batch | None = None  # what is on its way, or to be sent
@@ -72,8 +78,11 @@ class SenderThread(RedisThread):
         self._connected_once = False
 
     def kick(self) -> None:
-        """Send what there may be to send. If it is small, and all before it is answered, it is sent at once,
-        by this thread, without waiting. `changed` is held."""
+        """Send what there may be to send. `changed` is held.
+
+        If it is small, and all before it is answered, the calling thread sends it at once, without waiting; else this
+        thread does it.
+        """
         if self.can_lead() and self.act(self._send_now):
             self.lead.release()
         else:
@@ -86,8 +95,10 @@ class SenderThread(RedisThread):
         return batch is not None and not batch.packed and self.link.is_fit and not self.lead.locked()
 
     def settle(self) -> bool:
-        """Read the answer to what was sent, as far as it is here, for the computing thread: then the next `kick` need
-        not. Returns False if this thread must do it."""
+        """Read the answer to what was sent, as far as it is here, for the computing thread.
+
+        The next `kick` need not read it then. Returns False if this thread must do it.
+        """
         if not self.can_lead():
             return False
         if self.act(self._settle_now):
@@ -98,8 +109,7 @@ class SenderThread(RedisThread):
         return False
 
     def flush(self, timeout: float) -> bool:
-        """Wait until the server has all that may be sent to it now. Returns False if it has not after `timeout`
-        seconds."""
+        """Wait until the server has all that may be sent to it now. Returns False if `timeout` seconds were too few."""
         ends = self._ends
         with ends.changed:
             self._is_awaited = True
@@ -201,8 +211,10 @@ class SenderThread(RedisThread):
                 yield exchange
 
     def _back_off(self, error: Exception) -> None:
-        """Wait as both threads do. Raises `QueueFull` or `RedisUnfit` if the server has refused for too long, `error`
-        if it never came."""
+        """Wait as both threads do.
+
+        Raises `QueueFull` or `RedisUnfit` if the server has refused for too long, `error` if it never came.
+        """
         if self.trouble is None:
             log.warning("queues wait", reason=str(error))
         trouble = self._note(error)

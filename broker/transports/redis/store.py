@@ -1,4 +1,4 @@
-"""Keeps a run in a Redis server (or Valkey), so that the broker may come back on any machine.
+"""Store of a run in a Redis server (or Valkey), so that the broker may come back on any machine.
 
     stageline:{NAME}:store:owner   string   "1 TOKEN": the version of this layout, and the broker that opened it last
     stageline:{NAME}:store:fact    hash     name -> JSON
@@ -31,8 +31,11 @@ _SOON, _LATE = 0.02, 1.0  # seconds before it is tried again: the first time, an
 
 
 class RedisStore:
-    """See `Store`. `name` tells apart the stores of one server. One that is away is waited for, `patience` seconds;
-    meanwhile `waiting` is called every second with the reason, and may raise."""
+    """`Store` of a run in a Redis server.
+
+    A server that is away is waited for. Methods raise `StoreUnusable` if it stays away, if another broker has taken
+    over the records, or if they are lost.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,18 @@ class RedisStore:
         patience: float = 60.0,
         waiting: Callable[[str], None] = lambda reason: None,
     ) -> None:
+        """Connect to the server and check the format of the records there.
+
+        Args:
+            url: Address of the server.
+            name: Name that tells apart the stores of one server.
+            kept_steps: Steps whose times are kept for each stage.
+            patience: Seconds that a server which is away is waited for.
+            waiting: Called with the reason before each pause of that wait, of a second at most; may raise.
+
+        Raises:
+            StoreUnusable: The server stays away or is not fit, or the records have another format.
+        """
         self._waiting = waiting
         self._kept_steps = kept_steps
         self._patience = patience
@@ -55,6 +70,7 @@ class RedisStore:
         self._persist(self._check_format)
 
     def append(self, records: Sequence[StepRecord], losses: Mapping[int, float | None]) -> None:
+        """Add the records of finished steps, and the losses by step; a loss that is there stays."""
         new_losses = [
             (b"HSETNX", self._loss, b"%d" % step, b"" if loss is None else repr(loss).encode())
             for step, loss in losses.items()
@@ -62,17 +78,22 @@ class RedisStore:
         self._change(lambda: [*self._new_steps(records), *new_losses])
 
     def put(self, name: str, fact: Fact) -> None:
+        """Set the fact called `name`."""
         self._change(lambda: [(b"HSET", self._fact, name.encode(), msgspec.json.encode(fact))])
 
     def load(self) -> StoredRun:
+        """Return all that is kept of the run."""
         return self._persist(self._load)
 
     def record(self, stage: int, step: int) -> StepRecord | None:
+        """Return the record of one step of a stage; None if it is not kept any more."""
         found = self._persist(lambda: self._link.ask(b"HGET", self._step, self._slot(stage, step)))
         record = _record(stage, found) if found else None
         return record if record is not None and record.step == step else None
 
     def go_back(self, stages: Sequence[int], step: int) -> None:
+        """Forget that these stages have finished `step` and later steps; losses stay."""
+
         def forgotten() -> list[Command]:
             fields = [field for field, record in self._records() if record.stage in stages and record.step >= step]
             return [(b"HDEL", self._step, *fields)] if fields else []
@@ -80,9 +101,11 @@ class RedisStore:
         self._change(forgotten)
 
     def begin(self) -> None:
+        """Forget all records: the run begins."""
         self._change(lambda: [(b"DEL", self._fact, self._step, self._loss)])
 
     def close(self) -> None:
+        """Close the connection."""
         self._link.close()
 
     def _check_format(self) -> None:
@@ -143,7 +166,7 @@ class RedisStore:
         return zip(words, words, strict=True)
 
     def _persist(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Try until it is done or patience is over: what is done twice is done once."""
+        """Return the result of `attempt`, tried until patience is over. Two attempts must have the effect of one."""
         until, pause = monotonic() + self._patience, _SOON
         while True:
             try:
@@ -159,8 +182,10 @@ class RedisStore:
             pause = min(2 * pause, _LATE)
 
     def _require_all(self) -> None:
-        """Raise `StoreUnusable` if another client replaced a key: the other records are of no use without its
-        content."""
+        """Raise `StoreUnusable` if another client replaced a key.
+
+        The other records are of no use without its content.
+        """
         if self._incomplete:
             self._link.ask(b"DEL", self._owner, self._fact, self._step, self._loss)
             raise StoreUnusable(

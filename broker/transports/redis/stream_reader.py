@@ -1,4 +1,4 @@
-"""The consuming end of a queue in Redis without its connection: which entries to read, and what to announce.
+"""Consuming end of a queue in Redis without its connection: which entries to read, and what to announce.
 
 Entries are read in the order of their ids, from any place again. An entry that is passed over or damaged is read again;
 if that does not help, the message is announced as missing.
@@ -33,7 +33,7 @@ IN_VAIN = 3  # times that the same message was read without success, after which
 
 
 class WholeMessage(msgspec.Struct, frozen=True):
-    """All entries of a message, not yet decoded. `turn` says since which rewind it was wanted."""
+    """Entries of a whole message, not yet decoded. `turn` says since which rewind it was wanted."""
 
     number: int
     turn: int
@@ -42,11 +42,11 @@ class WholeMessage(msgspec.Struct, frozen=True):
 
 
 class StreamReader:
-    """Decides what to read for `receiver`, of a queue of `run`.
+    """Decisions of what to read for `receiver`, of a queue of `run`.
 
     Messages and announcements of producers of the incarnation `since` or an older one are ignored: the run was resumed
     as a whole, perhaps at an older checkpoint than those that trimmed the queue, and every producer puts its messages
-    again. Of the messages that it accepts it adds to `digests`.
+    again.
     """
 
     def __init__(
@@ -57,6 +57,15 @@ class StreamReader:
         digests: deque[StepDigest],
         since: int = 0,
     ) -> None:
+        """Begin before the first message.
+
+        Args:
+            run: Id of the run.
+            receiver: Consumer's end of the queue.
+            incarnation: Incarnation of this worker.
+            digests: Deque to which the digests of steps are added, of the messages that this reader accepts.
+            since: Newest incarnation of an ended life of the run.
+        """
         self.receiver = receiver
         self.keys = Keys(run, receiver.name)
         self.is_started = False  # messages have been asked for
@@ -83,7 +92,7 @@ class StreamReader:
         self._reread()
 
     def pop(self) -> Message | None:
-        """The next message, which counts as taken. Raises `QueueGap` if it will not come."""
+        """Return the next message, which counts as taken; None if it is not here. Raises `QueueGap` if it is gone."""
         self.is_started = True
         if self.receiver.ready:
             return self.receiver.pop()
@@ -92,12 +101,18 @@ class StreamReader:
         return None
 
     def position(self, now: float) -> tuple[int, EntryId] | None:
-        """A mark to give to `read` with what comes, and after which entry to go on reading; None: not now."""
+        """Return a mark for `read`, and the entry after which to go on reading; None if nothing is to be read now."""
         readable = self.is_started and self.receiver.room > 0 and now >= self._resume_at and self.gap is None
         return (self._turn, self._after) if readable else None
 
     def read(self, turn: int, raw: Sequence[Any], now: float) -> list[WholeMessage]:
-        """Take in entries that were read. Returns the whole messages among them, to be decoded by `decode`."""
+        """Collect entries that were read, and return the whole messages among them, for `decode`.
+
+        Args:
+            turn: Mark that `position` gave. What was read before a rewind is dropped.
+            raw: Entries as the server answered.
+            now: Time of the call, in seconds on the monotonic clock.
+        """
         whole: list[WholeMessage] = []
         if not raw:
             self.has_doubts = self.is_started and not self.receiver.ready
@@ -121,9 +136,9 @@ class StreamReader:
         return whole
 
     def decode(self, whole: WholeMessage) -> tuple[Message, Hashable]:
-        """The message and its fingerprint. Raises `BadMessage` if it is damaged, `ForeignMessage` if not of this run.
+        """Return the message and its fingerprint. Needs no lock.
 
-        Needs no lock.
+        Raises `BadMessage` if the message is damaged, `ForeignMessage` if it is not of this run or queue.
         """
         header = read_header(whole.header)
         check_run(header, self._run)
@@ -135,9 +150,18 @@ class StreamReader:
         return _filled(header, whole.data), fingerprint(header)
 
     def accept(self, whole: WholeMessage, message: Message, bits: Hashable, now: float) -> None:
-        """`message` is whole and undamaged. Raises `Disagreement` if it has come before with other bits.
+        """Hand `message`, which is whole and undamaged, to the receiver.
 
-        What an ended life of the run has left is not accepted: its script may have called for other things.
+        A message that an ended life of the run has left is not accepted: its script may have called for other things.
+
+        Args:
+            whole: Entries that `message` was decoded from.
+            message: Decoded message.
+            bits: Fingerprint of `message`.
+            now: Time of the call, in seconds on the monotonic clock.
+
+        Raises:
+            Disagreement: The message has come before with other bits.
         """
         if not self._is_next(whole):
             return
@@ -153,15 +177,18 @@ class StreamReader:
         self.has_doubts, self.gap = False, None
 
     def count_damage(self, whole: WholeMessage, reason: str, now: float) -> None:
-        """A message cannot be decoded. Raises `BadMessage` when that has happened too often."""
+        """Count a message that cannot be decoded, for `reason`. Raises `BadMessage` if that has happened too often."""
         if self._is_next(whole):
             self.receiver.count_damage(reason)
             self._read_again(now)
 
     def update(self, entry_id: EntryId, retention: Retention, *, nothing: bool) -> None:
-        """Take in the producer's announcement. `nothing` was read after that, so what it has sent is not there.
+        """Process the producer's announcement. Sets `gap` if the next message is no longer available.
 
-        Sets `gap` if the next message is no longer available.
+        Args:
+            entry_id: Id of the announcement.
+            retention: Messages that the producer holds and has sent.
+            nothing: True if nothing was read after the announcement, so what the producer has sent is not there.
         """
         self.has_doubts = False
         if entry_id.number <= self._since:
@@ -187,7 +214,7 @@ class StreamReader:
         return whole.turn == self._turn and whole.number == self.receiver.next
 
     def _pass_over(self, found: StreamEntry | None, now: float) -> None:
-        """Something else is where the next entry should be."""
+        """Note that something else is where the next entry should be."""
         if found is not None and found.id.number > self.receiver.next:
             self.receiver.failures = IN_VAIN - 1  # reading again will not help
         self.receiver.failures += 1
@@ -211,7 +238,7 @@ class StreamReader:
 
 
 def _filled(header: Header, data: Sequence[bytes]) -> Message:
-    """The message, with the data in the memory of its tensors. Raises `BadMessage` if it is damaged."""
+    """Return the message, with the data in the memory of its tensors. Raises `BadMessage` if it is damaged."""
     if list(map(len, data)) == [tensor.nbytes for tensor in header.tensors]:  # a piece for each
         return complete(header, data)
     buffers = allocate(header)

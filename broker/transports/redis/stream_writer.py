@@ -1,4 +1,4 @@
-"""The producing end of a queue in Redis without its connection: what to ask of the server next.
+"""Producing end of a queue in Redis without its connection: what to ask of the server next.
 
     look        at what the server has: a predecessor's messages, or own ones whose answer was lost
     compare     those with what is put again
@@ -8,7 +8,7 @@ Messages of a queue are added by one transaction at a time, so that a refused me
 What the server has forgotten is added again from the log. A stream with a hole cannot be mended, since its ids only
 grow: it is deleted and filled again. So is one that an ended life of the run has left: no worker has taken anything of
 it that still counts, and a script that is resumed may call for other things. Consumers take messages only in order,
-whatever happens to the stream meanwhile.
+whatever happens to the stream in between.
 """
 
 from functools import partial
@@ -39,12 +39,19 @@ log = structlog.get_logger()
 
 
 class StreamWriter:
-    """Decides what to ask of the server for `sender`: what that has sent is on the server.
+    """Decisions of what to ask of the server for `sender`: what that has sent is on the server.
 
     Messages of the incarnation `since` or an older one are of an ended life of the run.
     """
 
     def __init__(self, sender: Sender, incarnation: int, since: int = 0) -> None:
+        """Begin without knowing what the server has.
+
+        Args:
+            sender: Producer's end of the queue.
+            incarnation: Incarnation of this worker.
+            since: Newest incarnation of an ended life of the run.
+        """
         self.sender = sender
         self.log = sender.log
         self.keys = Keys(self.log.run, self.log.queue.name)
@@ -69,16 +76,20 @@ class StreamWriter:
         self._announcer.repeat()
 
     def update(self, credit: Credit) -> None:
-        """Take in what the consumer announces. What it misses is a hole in the stream, which is then filled again."""
+        """Record what the consumer announces. A message that it misses is a hole in the stream, to be filled again."""
         is_newer = self.sender.update(credit._replace(missing=None))
         if is_newer and credit.missing is not None and credit.missing >= self.log.first:
             self._has_hole = True
 
     def next_exchanges(self, milliseconds: int, *, idle: bool) -> list[Exchange]:
-        """Return what to ask next, in this order; nothing if everything is done. `idle`: check whether everything is as
-        it was left.
+        """Return what to ask next, in this order; nothing if everything is done.
 
-        `milliseconds` since 1970. Raises `Overwritten` if a message's tensor was written to after it was put.
+        Args:
+            milliseconds: Time since 1970.
+            idle: True to check whether everything is as it was left.
+
+        Raises:
+            Overwritten: A message's tensor was written to after it was put.
         """
         due = self.sender.due()  # also skips what was trimmed
         if self._length is None:
@@ -207,7 +218,7 @@ class StreamWriter:
         self._check_length(length, 0)
 
     def _check_length(self, length: int, removed: int) -> None:
-        """The stream had `length` entries, and has lost `removed` of them by a trim."""
+        """Look at the stream again unless it had `length` entries, of which a trim has removed `removed`."""
         left = (self._length or 0) - removed
         if length == self._length:
             self._length = left
@@ -224,7 +235,7 @@ class StreamWriter:
         return min(self.log.end, self.sender.limit)
 
     def _batch(self, end: int) -> list[list[Frame]]:
-        """The messages of the next transaction, which are before `end`."""
+        """Return the messages of the next transaction, which are before `end`."""
         sent, size = self.sender.sent, 0
         batch: list[list[Frame]] = []
         for number in range(sent, min(end, sent + BATCH_MESSAGES)):
@@ -237,7 +248,7 @@ class StreamWriter:
 
 
 def _header(found: list[Any]) -> Header | None:
-    """The header in what was found of a message; None if the message is not whole."""
+    """Return the header in what was found of a message; None if the message is not whole."""
     entry = read_entry(found[0]) if found else None
     try:
         return read_header(entry.header) if entry and entry.header else None

@@ -1,4 +1,4 @@
-"""The thread that serves one connection of a worker to Redis, and the one of both that reads ahead.
+"""Threads that serve a worker's connections to Redis: their base class, and the receiver, which reads ahead.
 
 A hand-over between threads costs more than all else that a small message needs. So the computing thread, when it puts
 or waits for a message, exchanges with the server itself, without ever waiting for an answer. The connection's thread
@@ -45,10 +45,10 @@ OVERDUE = 1.0  # seconds for an answer, after which the thread waits for it: the
 
 @dataclass(slots=True, eq=False)
 class SharedEnds:
-    """The state that the computing thread and the two threads of a worker share; `lock` guards it, and `changed`, which
-    says that it has changed, is made of it.
+    """State that the computing thread and the two threads of a worker share.
 
-    `over`: both threads are to end. `failure` is the error that ended one of them.
+    `lock` guards the state, and `changed`, which says that it has changed, is made of it. `over`: both threads are to
+    end. `failure` is the error that ended one of them.
     """
 
     lock: "threading.RLock" = field(default_factory=threading.RLock)
@@ -59,10 +59,11 @@ class SharedEnds:
     failure: Exception | None = None
 
     def __post_init__(self) -> None:
+        """Make `changed` of `lock`."""
         self.changed = threading.Condition(self.lock)
 
     def close(self, failure: Exception | None = None) -> None:
-        """Let both threads end."""
+        """Let both threads end, because of `failure` if that is given."""
         with self.changed:
             self.over.set()
             self.failure = failure or self.failure
@@ -70,12 +71,21 @@ class SharedEnds:
 
 
 class RedisThread(threading.Thread, ABC):
-    """Takes turns until `ends` are over, over `link`. Calls `wake` after an error that trying again cannot mend.
+    """Thread that takes turns over `link` until `ends` are over.
 
-    `lead` is held by the thread that uses `link`. `patience`: seconds in which a server may answer what cannot be.
+    `lead` is held by the thread that uses `link`. `trouble`: why nothing can be exchanged now, None if it can.
     """
 
     def __init__(self, name: str, link: RedisLink, ends: SharedEnds, wake: Callable[[], None], patience: float) -> None:
+        """Make the thread, which is not started.
+
+        Args:
+            name: Name that tells this thread apart from the other.
+            link: Connection of the thread.
+            ends: State that is shared with the computing thread and the other thread.
+            wake: Called after an error that trying again cannot mend.
+            patience: Seconds in which a server may answer what cannot be.
+        """
         super().__init__(name=f"redis {name}", daemon=True)
         self.link = link
         self.lead = threading.Lock()
@@ -89,7 +99,7 @@ class RedisThread(threading.Thread, ABC):
         self._was_garbled = False
 
     def can_lead(self) -> bool:
-        """Take the lead for another thread, if this one does not have it, nor something to mend."""
+        """Take the lead for the calling thread, and return True, unless this thread has it, or something to mend."""
         if not self.lead.acquire(blocking=False):
             return False
         if self._error is None and self.link.is_fit:
@@ -98,8 +108,11 @@ class RedisThread(threading.Thread, ABC):
         return False
 
     def act(self, step: Callable[[], bool]) -> bool:
-        """Do a part of a turn for another thread, which has the lead. Gives it back if this thread must go on, to
-        which any error goes: then False."""
+        """Do `step`, a part of a turn, for the calling thread, which has the lead.
+
+        Returns True if the caller still has the lead. If `step` returns False or raises, the lead is given back, this
+        thread must go on, and handles the error.
+        """
         try:
             if step():
                 return True
@@ -109,6 +122,7 @@ class RedisThread(threading.Thread, ABC):
         return False
 
     def run(self) -> None:
+        """Take turns until the ends are over, then close the link. An error that remains ends both threads."""
         try:
             while self._take_lead():
                 try:
@@ -162,7 +176,7 @@ class RedisThread(threading.Thread, ABC):
         return self.trouble
 
     def _mended(self) -> None:
-        """An exchange has gone well."""
+        """Note that an exchange has gone well."""
         self.trouble, self._garbled_since = None, 0.0
 
     def _wait(self, seconds: float) -> None:
@@ -170,7 +184,7 @@ class RedisThread(threading.Thread, ABC):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The questions that were asked, and when: the announcements of the `doubtful`, and entries from `places` on."""
+    """Questions that were asked at time `since`: the announcements of the `doubtful`, and entries from `places` on."""
 
     since: float
     units: list[Unit]
@@ -179,8 +193,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class ReceiverThread(RedisThread):
-    """Reads for the writers and readers of `ends`. Calls `kick` when one has something to send to the server, and
-    `wake` when a message is ready or will not come, and when a writer has credit."""
+    """Thread that reads for the writers and readers of `ends`."""
 
     def __init__(
         self,
@@ -190,6 +203,15 @@ class ReceiverThread(RedisThread):
         kick: Callable[[], None],
         patience: float,
     ) -> None:
+        """Make the thread, which is not started.
+
+        Args:
+            link: Connection of the thread.
+            ends: State that is shared with the computing thread and the other thread.
+            wake: Called when a message is ready or will not come, and when a writer has credit.
+            kick: Called when a writer or reader has something to send to the server.
+            patience: Seconds in which a server may answer what cannot be.
+        """
         super().__init__("receiver", link, ends, wake, patience)
         self._kick = kick
         self._request: Request | None = None  # what was asked for, and is not here yet
@@ -197,9 +219,15 @@ class ReceiverThread(RedisThread):
         self._uses = self._seen = 0  # how often the computing thread has led or tried to, and as this thread knows it
 
     def ask(self, *, leads: bool) -> bool:
-        """Ask for messages, for the computing thread, which is about to wait; `leads` if it has the lead. Returns True
-        if it has it now: then it waits for `link`, calls `receive` when more is here, and releases `lead` in the
-        end."""
+        """Ask for messages, for the computing thread, which is about to wait.
+
+        Args:
+            leads: True if the computing thread has the lead.
+
+        Returns:
+            True if the computing thread has the lead now: then it waits for `link`, calls `receive` when more is here,
+            and releases `lead` in the end.
+        """
         if leads:
             return self.act(self._ask_now)
         leads = self.can_lead() and self.act(self._ask_now)
@@ -210,13 +238,15 @@ class ReceiverThread(RedisThread):
         return leads
 
     def ask_ahead(self) -> None:
-        """Ask for messages before the computing thread, which calls this, waits for them: while it computes, what
-        comes is sent to it."""
+        """Ask for messages before the computing thread, which calls this, waits for them.
+
+        What comes while that thread computes is then sent to it.
+        """
         if self._request is None and self.can_lead() and self.act(self._ask_now):
             self.lead.release()
 
     def receive(self) -> bool:
-        """Take in what is here, for the computing thread. Returns True if it still has the lead."""
+        """Process what is here, for the computing thread. Returns True if that still has the lead."""
         return self.act(self._receive_now)
 
     def _take_lead(self) -> bool:

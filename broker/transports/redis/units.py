@@ -27,8 +27,8 @@ _PACKED_BEGIN, _PACKED_END = b"*1\r\n$5\r\nMULTI\r\n", b"*1\r\n$4\r\nEXEC\r\n"
 class Exchange(msgspec.Struct, frozen=True):
     """Commands that are carried out together, and the function that takes their answers.
 
-    `has_more`: what is asked next depends on them, so they must not be left unread. `packed`: the unit as it is sent,
-    if that was made at once; then its commands are only named in `unit`, with their keys.
+    `has_more`: what is asked next depends on the answers, so they must not be left unread. `packed`: the unit as it is
+    sent, if that was made at once; then its commands are only named in `unit`, with their keys.
     """
 
     unit: Unit
@@ -38,7 +38,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 def pack_exchanges(exchanges: Sequence[Exchange]) -> Sequence[Chunk]:
-    """The units of all the exchanges, as `pack` returns them."""
+    """Return the units of all the exchanges, as `pack` returns them."""
     if len(exchanges) == 1 and (packed := exchanges[0].packed) is not None:
         return packed
     chunks: list[Chunk] = []
@@ -48,20 +48,20 @@ def pack_exchanges(exchanges: Sequence[Exchange]) -> Sequence[Chunk]:
 
 
 def pack_together(commands: Sequence[Sequence[Chunk]]) -> Sequence[Chunk]:
-    """The unit of commands that are packed already."""
+    """Return the unit of commands that are packed already."""
     if len(commands) == 1:
         return commands[0]
     return _merged([_PACKED_BEGIN, *[chunk for command in commands for chunk in command], _PACKED_END])
 
 
 def pack(units: Sequence[Unit]) -> list[Chunk]:
-    """The units in Redis' own protocol, in one piece."""
+    """Return the units in Redis' own protocol, in one piece."""
     commands = (each for unit in units for each in (unit if len(unit) == 1 else (_BEGIN, *unit, _END)))
     return [b"".join(map(hiredis.pack_command, commands))]  # type: ignore[arg-type]  # typed for one argument
 
 
 def _merged(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The same bytes in few pieces: a system call for each would take longer than a copy of what is small."""
+    """Return the same bytes in few pieces: a system call for each would take longer than a copy of what is small."""
     merged: list[Chunk] = []
     small: list[Chunk] = []
     for chunk in chunks:
@@ -79,10 +79,13 @@ MOST_CHUNKS = 64  # in one system call: the system takes no more than 1024
 
 
 class UnwaitingSocket:
-    """Reads and writes over `end`, the socket of a connection, which has a timeout, without waiting. `descriptor` is
-    that of the socket."""
+    """Reader and writer over `end`, the socket of a connection, which has a timeout, without waiting.
+
+    `descriptor` is that of the socket.
+    """
 
     def __init__(self, end: Any) -> None:
+        """Use `end`, a connected socket, through TLS if it is a `SSLSocket`."""
         self._socket = end
         self.descriptor: int = end.fileno()
         self._is_encrypted = isinstance(end, ssl.SSLSocket)
@@ -105,8 +108,10 @@ class UnwaitingSocket:
         return _after(count, chunks)
 
     def interrupt(self) -> None:
-        """From now on nothing is read but the end of the stream, and writing is an error. For any thread: the state of
-        TLS, which another thread uses, stays as it is."""
+        """End the connection: from now on only the end of the stream is read, and writing is an error.
+
+        Safe to call from any thread: the state of TLS, which another thread uses, stays as it is.
+        """
         with suppress(OSError):  # the other side has ended it
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
