@@ -19,8 +19,11 @@ from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
 
 
 class _Look(NamedTuple):
-    """Appearance of one kind of action: its word, what fills its cells in ASCII and in Unicode, and its tones in the
-    light and in the dark theme, one for each stage of a worker, in CSS notation."""
+    """Appearance of one kind of action.
+
+    `word` names it; `ascii` and `blocks` fill its cells; `light` and `dark` are its tones in either theme, one for each
+    stage of a worker, in CSS notation.
+    """
 
     word: str
     ascii: str
@@ -74,7 +77,7 @@ _OTHER = _Look("an operation of a feature", ":", ":")
 
 
 class _Sheet:
-    """A timetable to draw. Its times are in seconds if `seconds` is set, else in the unit of a plan's costs.
+    """Timetable to draw. Times are in seconds if `seconds` is set, else in the unit of a plan's costs.
 
     `rows` holds each worker's actions by start, without those that take no time; `stages` the stages of each worker
     that have run; `shortest` is the duration of the shortest action. `stage` names a stage, of which several workers
@@ -102,7 +105,7 @@ class _Sheet:
         return 1 - sum(each.end - each.start for each in self.rows[worker]) / self.span if self.span else 0.0
 
     def label(self, each: Timed) -> str:
-        """Return `F3`, or `2F3` if a worker has more than one stage; the number as `number` gives it."""
+        """Return `F3`, or `2F3` if some worker has more than one stage; the number as `number` returns it."""
         stage = self.stage(each.action.stage) if self._several_stages else ""
         number = "" if each.action.kind in ONCE_PER_STEP else str(self.number(each))
         return f"{stage}{each.action.kind}{number}"
@@ -112,7 +115,7 @@ class _Sheet:
         return each.step if self._steps_of_one else each.action.microbatch
 
     def ticks(self, most: int) -> list[float]:
-        """Return at most about `most` round times since the start, one or two or five times a power of ten apart."""
+        """Return about `most` round times since the start at most, one or two or five times a power of ten apart."""
         if not self.span:
             return [0.0]
         apart = 10 ** math.floor(math.log10(self.span / most))
@@ -120,7 +123,7 @@ class _Sheet:
         return [apart * tick for tick in range(math.floor(self.span / apart + 1e-9) + 1)]
 
     def time(self, time: float) -> str:
-        """Return a time since the start, with its unit."""
+        """Return a time since the start as text, with its unit."""
         if not self.seconds:
             return f"{time:.6g}"
         for unit, factor in (("s", 1), ("ms", 1e3)):
@@ -141,14 +144,14 @@ def draw_text(
     seconds: bool = False,
     stage: Callable[[int], str] = str,
 ) -> str:
-    """Draw actions as lines of text. A cell too narrow for its label is filled with the pattern of its kind.
+    """Return a drawing of actions as lines of text. A cell too narrow for its label has the pattern of its kind.
 
     Args:
         timed: Actions with their times.
         width: Number of columns at most, if that leaves room for any; as many as labels need by default.
         ascii_only: Use no block characters.
         seconds: Times are in seconds; in the unit of a plan's costs by default.
-        stage: Gives a stage's name.
+        stage: Returns a stage's name.
     """
     sheet = _Sheet(timed, seconds=seconds, stage=stage)
     if not sheet.span:
@@ -202,7 +205,7 @@ class _Columns:
         return line.ljust(self._count)
 
     def _of(self, time: float) -> int:
-        """Return the column of a time since the start, halves rounded up: actions of one length have one width."""
+        """Return the column of a time since the start. Halves are rounded up: actions of one length have one width."""
         return math.floor(time * self._per_time + 0.5 + 1e-6)
 
 
@@ -220,7 +223,13 @@ _TONES = 4  # of each kind, for the stages of one worker: its fifth looks like i
 
 
 def draw_svg(timed: Sequence[Timed], *, title: str, seconds: bool = False) -> str:
-    """Draw actions as an image with a row for each worker. Times are in seconds or in the unit of a plan's costs."""
+    """Return a drawing of actions as an SVG image with a row for each worker.
+
+    Args:
+        timed: Actions with their times.
+        title: Title of the image.
+        seconds: Times are in seconds; in the unit of a plan's costs by default.
+    """
     return "\n".join(_Image(_Sheet(timed, seconds=seconds), title).lines()) + "\n"
 
 
@@ -243,6 +252,7 @@ class _Image:
         self._room_for_labels = fitting >= 0.9 * len(labels)
 
     def lines(self) -> Iterator[str]:
+        """Yield the lines of the image."""
         size = f'width="{self._width:.0f}" height="{self._height:.0f}"'
         yield (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {self._width:.0f} {self._height:.0f}" '
@@ -322,12 +332,12 @@ class _Image:
 
 
 def _tones_of(kind: str) -> str:
-    """Return the kind in whose tones `kind` is drawn: `ADD`, and a feature's own, in those of `SUBTOTAL`."""
+    """Return the kind in whose tones `kind` is drawn: `ADD`, and a feature's own kinds, in the tones of `SUBTOTAL`."""
     return kind if _LOOKS.get(kind, _OTHER).light else Kind.SUBTOTAL
 
 
 def _least_width(label: str) -> float:
-    """Return the least width of an action with this label, in pixels."""
+    """Return the least width in pixels of an action with this label."""
     return _LETTER * len(label) + 4
 
 

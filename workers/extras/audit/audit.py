@@ -172,7 +172,7 @@ class SampledRows:
 
     @property
     def tested(self) -> Tensor:
-        """What is decoded of the rows that are not known."""
+        """Values to decode, of the rows that are not known."""
         return self.wanted[self.trained :]
 
 

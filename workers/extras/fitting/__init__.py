@@ -1,9 +1,12 @@
 """Fits a plan to machines: where its stages go, and what they recompute and offload to stay within limits of memory.
 
-May import `schedule`, `plan` and `errors`. Of machines, read `hosts.py`; then `fit.py`, which finds chains of stages,
-and chooses among them by simulated time. Of memory, read `load.py`, the options of a stage and what the process of a
-worker takes; then `choosing.py`, which takes the cheapest combination that fits, says for which workers the limit is
-tight, and what stands in the way where none fits.
+May import `schedule`, `plan` and `errors`.
+
+Machines: read `hosts.py`; then `fit.py`, which finds chains of stages, and chooses among them by simulated time.
+
+Memory: read `memory_load.py`, the options of a stage and what the process of a worker takes; then
+`memory_choosing.py`, which takes the cheapest combination that fits, says for which workers the limit is tight, and
+what stands in the way if no combination fits.
 """
 
 from .fit import ComparedWay, HostFit, HostFitStage, LayerTimes, NoFit, fit

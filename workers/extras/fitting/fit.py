@@ -31,9 +31,15 @@ _MOST_ROOM = 2.0**60
 
 @dataclass(frozen=True, slots=True)
 class LayerTimes:
-    """`seconds` of each layer for the forward and backward of a microbatch; `leaving`: the bytes of the activation that
-    it hands on. `taken(begin, end, in_flight)`: the bytes of a stage that has the layers from `begin` up to `end`, and
-    so many microbatches in flight; more layers never take less."""
+    """Costs of layers, as measured on one machine.
+
+    Attributes:
+        names: Names of the layers.
+        seconds: Seconds of each layer for the forward and backward of a microbatch.
+        leaving: Bytes of the activation that each layer hands on.
+        taken: `taken(begin, end, in_flight)` returns the bytes of a stage with the layers from `begin` up to `end` and
+            `in_flight` microbatches in flight. More layers never take less.
+    """
 
     names: Sequence[str]
     seconds: Sequence[float]
@@ -42,18 +48,18 @@ class LayerTimes:
 
     @property
     def count(self) -> int:
-        """The number of layers."""
+        """Number of layers."""
         return len(self.seconds)
 
     @property
     def until(self) -> list[float]:
-        """The seconds of all layers before each one, and at the end of all."""
+        """Seconds of all layers before each layer, and at the end of all layers."""
         return [0.0, *accumulate(self.seconds)]
 
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """The layers from `begin` up to `end`, at a machine."""
+    """Part of a chain: the layers from `begin` up to `end`, at a machine."""
 
     host: str
     begin: int
@@ -62,20 +68,27 @@ class HostPart:
 
 @dataclass(frozen=True, slots=True)
 class HostChain:
-    """The `parts` in order. `slowest`: seconds of the slowest stage or link for a microbatch; `latency` of all
-    links."""
+    """Chain of `parts` in order of the layers.
+
+    `slowest` is the seconds of the slowest stage or link for a microbatch; `latency` is the sum over all links, in
+    seconds.
+    """
 
     slowest: float
     latency: float
     parts: tuple[HostPart, ...]
 
     def __lt__(self, other: "HostChain") -> bool:
+        """Return True if this chain is faster: by its slowest part, then by its latency."""
         return (self.slowest, self.latency) < (other.slowest, other.latency)
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSearch:
-    """`room`: by what each machine's memory is multiplied. Without `linked`, machines need no links."""
+    """Search for the fastest chain.
+
+    Each machine's memory is multiplied by `room`; without `linked`, no links are needed.
+    """
 
     layers: LayerTimes
     hosts: Hosts
@@ -83,7 +96,7 @@ class ChainSearch:
     linked: bool = True
 
     def best(self, stages: int) -> HostChain | None:
-        """The best chain of so many stages; None if there is none."""
+        """Return the best chain of `stages` stages; None if there is none."""
         names = list(self.hosts.hosts)
         whole = self.layers.until[-1]
         speeds = sorted((host.speed for host in self.hosts.hosts.values() for _ in range(host.workers)), reverse=True)
@@ -98,7 +111,7 @@ class ChainSearch:
         return self._within(stages, math.inf)
 
     def _within(self, stages: int, bound: float) -> HostChain | None:
-        """The best of those whose slowest part takes at most `bound` seconds."""
+        """Return the best chain whose slowest part takes at most `bound` seconds; None if there is none."""
         last = {state: chain for name in self.hosts.hosts for state, chain in self._last(name, stages, bound)}
         states: dict[_State, HostChain] = last
         for behind in range(1, stages):
@@ -121,7 +134,7 @@ class ChainSearch:
     def _longer(
         self, state: _State, chain: HostChain, before: int, in_flight: int, bound: float
     ) -> Iterator[tuple[_State, HostChain]]:
-        """The chain with one stage more at its beginning, and room for so many `before` that."""
+        """Yield the chain with one more stage at its beginning, and at least `before` layers left before that."""
         taken, following, end = state
         for place, (name, host) in enumerate(self.hosts.hosts.items()):
             link = None if name == following else self.hosts.link(name, following)
@@ -136,7 +149,10 @@ class ChainSearch:
                 yield (self._with(taken, name), name, begin), longer
 
     def _parts(self, name: str, end: int, before: int, in_flight: int, bound: float) -> Iterator[tuple[int, float]]:
-        """The layers with which a stage that ends before layer `end` can begin, and its seconds for a microbatch."""
+        """Yield the first layers of stages that end before layer `end`, each with its seconds for a microbatch.
+
+        At least `before` layers are left; each stage fits the memory and takes at most `bound` seconds.
+        """
         host, until = self.hosts.hosts[name], self.layers.until
         for begin in range(end - 1, before - 1, -1):
             seconds = (until[end] - until[begin]) / host.speed
@@ -149,21 +165,32 @@ class ChainSearch:
 
 
 def carried(message: int, link: Link | None) -> tuple[float, float]:
-    """The seconds that a message of so many bytes occupies a link, and those of its way; none within a machine."""
+    """Return the seconds that `message` bytes occupy a link, and the link's latency; both are 0 within a machine."""
     return (0.0, 0.0) if link is None else (message / link.bandwidth, link.latency)
 
 
 class NoFit(StagelineError):
-    """The stages of a model have no room on the machines; the text names the constraint that stands in the way."""
+    """Lack of room for the stages of a model on the machines; the text names the constraint that stands in the way."""
 
     exit_code = ExitCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
 class HostFitStage:
-    """A stage at `host`: the names of its layers, and the number of the first. `seconds` for a microbatch there; it
-    takes `bytes` of the `memory` of a worker there, with at most `in_flight` microbatches. What it hands on takes
-    `message` bytes, and `carrying` seconds to the next stage, with the latency."""
+    """Stage at a machine: its layers, times and bytes.
+
+    Attributes:
+        stage: Number of the stage.
+        host: Name of the machine.
+        layers: Names of its layers.
+        first_layer: Number of the first layer.
+        seconds: Seconds for a microbatch at that machine.
+        in_flight: Microbatches that it holds at most.
+        bytes: Bytes that it takes with so many microbatches.
+        memory: Bytes of a worker of that machine.
+        message: Bytes of the message for the next stage.
+        carrying: Seconds of that message to the next stage, latency included.
+    """
 
     stage: int
     host: str
@@ -179,7 +206,7 @@ class HostFitStage:
 
 @dataclass(frozen=True, slots=True)
 class ComparedWay:
-    """A number of stages and a schedule, and the seconds of a step; None if stages have no room then."""
+    """Number of stages and schedule, compared by the seconds of a step; None if the stages have no room then."""
 
     stages: int
     schedule: str
@@ -188,7 +215,10 @@ class ComparedWay:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFit:
-    """Schema fit/1: the best of all `ways`, with `window` if its schedule has one. `seconds` of a simulated step."""
+    """Best of all compared `ways`, schema fit/1.
+
+    `window` is set if the schedule has one; `seconds` are of a simulated step.
+    """
 
     schema: str = "fit/1"
     stages: tuple[HostFitStage, ...]
@@ -200,13 +230,21 @@ class HostFit:
 
     @property
     def cut(self) -> tuple[int, ...]:
-        """The first layer of each stage but the first."""
+        """First layer of each stage except the first stage."""
         return tuple(stage.first_layer for stage in self.stages[1:])
 
 
 def fit(layers: LayerTimes, hosts: Hosts, microbatches: int) -> HostFit:
-    """The stages, their machines and the schedule by which a step of so many microbatches takes least. Raises `NoFit`,
-    which names what stands in the way."""
+    """Return the stages, machines and schedule with the least simulated time of a step.
+
+    Args:
+        layers: Costs of the layers.
+        hosts: Machines and links.
+        microbatches: Microbatches of a step.
+
+    Raises:
+        NoFit: No cut and order of machines fits; the text names the constraint that stands in the way.
+    """
     found, ways = [], []
     for count in range(1, _most_stages(layers, hosts) + 1):
         chain = ChainSearch(layers, hosts).best(count)
@@ -225,7 +263,7 @@ def _most_stages(layers: LayerTimes, hosts: Hosts) -> int:
 
 
 def _scheduled(layers: LayerTimes, hosts: Hosts, chain: HostChain, microbatches: int) -> Iterator[HostFit]:
-    """The chain with each schedule; the second and third only where there is a way that takes time."""
+    """Yield the chain with each schedule. Only if messages take time are there more than the first schedule."""
     seconds, hops = _seconds(layers, hosts, chain), _hops(layers, hosts, chain)
     ways = [carrying + latency for carrying, latency, _ in hops]
     placement = [(stage,) for stage in range(len(seconds))]
@@ -250,7 +288,7 @@ def _costs(seconds: Sequence[float], ways: Sequence[float]) -> Costs:
 
 
 def _stages(layers: LayerTimes, hosts: Hosts, chain: HostChain, peaks: Sequence[int]) -> tuple[HostFitStage, ...]:
-    """Return what each part of the chain takes, with so many microbatches in flight at most."""
+    """Return the stages of the chain. `peaks` has the microbatches in flight of each stage at most."""
     seconds, hops = _seconds(layers, hosts, chain), [*_hops(layers, hosts, chain), (0.0, 0.0, 0)]
     return tuple(
         HostFitStage(
@@ -275,7 +313,7 @@ def _seconds(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[float]:
 
 
 def _hops(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[tuple[float, float, int]]:
-    """Return for each pair of neighbours: seconds that a message occupies the link, its latency, its bytes."""
+    """Return for each pair of neighbours the seconds that a message occupies their link, its latency, and its bytes."""
     found = []
     for part, following in zip(chain.parts, chain.parts[1:], strict=False):
         message = layers.leaving[part.end - 1]
@@ -285,7 +323,7 @@ def _hops(layers: LayerTimes, hosts: Hosts, chain: HostChain) -> list[tuple[floa
 
 
 def _in_the_way(layers: LayerTimes, hosts: Hosts) -> str:
-    """The constraint without which there is a placement."""
+    """Return the constraint without which there would be a placement, in words."""
     counts = range(1, _most_stages(layers, hosts) + 1)
 
     def possible(room: float, *, linked: bool = True) -> HostChain | None:

@@ -40,8 +40,11 @@ _MOST_WORKERS = 64  # of one machine
 
 
 class Host(Section):
-    """A machine. `memory` is what one worker there may take; `speed` is that of computing, beside the machine on which
-    layers are measured. Without `data`, it gets neither the first stage nor the last, which read it."""
+    """Machine with workers.
+
+    `memory` is the bytes that one worker may take there. `speed` is relative to the machine on which layers are
+    measured. Without `data`, the machine gets neither the first stage nor the last, which read the data.
+    """
 
     memory: Size
     speed: Positive = 1.0
@@ -60,7 +63,7 @@ class Link(Section):
 
 
 class Hosts(BaseModel):
-    """All machines, by name, and the links between them. Two without a link cannot have neighbouring stages."""
+    """Machines, by name, and the links between them. Two machines without a link cannot have neighbouring stages."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,12 +71,12 @@ class Hosts(BaseModel):
     links: tuple[Link, ...] = ()
 
     def link(self, one: str, other: str) -> Link | None:
-        """The link of two machines."""
+        """Return the link between two machines; None if there is none."""
         return next((link for link in self.links if {*link.between} == {one, other}), None)
 
 
 def read_hosts(path: Path) -> Hosts:
-    """Read the file. Raises `PlanRefused`, which names all that is wrong with it."""
+    """Return the machines and links in the file at `path`. Raises `PlanRefused`, which names all faults of the file."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         tables = tomllib.loads(text)
@@ -127,7 +130,7 @@ def _wanted(key: Key) -> str:
 
 
 def _problems(found: Hosts) -> Iterator[tuple[Key, str]]:
-    """Yield what is wrong with tables that are each right."""
+    """Yield faults of tables that are valid one by one."""
     if not found.hosts:
         yield ("hosts",), "there is none; write a table for each machine, such as [hosts.desk]"
     elif not any(host.data for host in found.hosts.values()):

@@ -48,8 +48,12 @@ _PARTS = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`known`: the nanoseconds of a combination that fits, None if none is known; `price`: that of a byte by which most
-    can be left out; `room`: how many bytes stages may hold on all workers with a limit."""
+    """Bounds on the time of combinations.
+
+    `known` is the nanoseconds of a combination that fits, None if none is known. `price` is the price of a byte, in
+    nanoseconds, that leaves out most combinations. `room` is how many bytes stages may hold, for each worker with a
+    limit.
+    """
 
     known: int | None
     price: float
@@ -57,6 +61,7 @@ class Bounds:
 
     @classmethod
     def of(cls, stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> "Bounds":
+        """Return the bounds for `stages` on `workers`, with the best price of a byte among `_PRICES`."""
         owners = sorted({worker for options in stages for worker in options[0].loads})
         limits = {worker: workers[worker].limit for worker in owners}
         room = {
@@ -71,12 +76,23 @@ class Bounds:
         return cls(min(fitting, default=None), best.price, room)
 
     def may_be_cheapest(self, nanoseconds: int, loads: Loads, rest: Sequence[Options]) -> bool:
-        """Return True if a combination with these `loads`, of all stages but the `rest`, may become the cheapest that
-        fits."""
+        """Return True if a combination may become the cheapest that fits.
+
+        Args:
+            nanoseconds: Time of the combination so far.
+            loads: Loads of the combination so far, by worker.
+            rest: Options of the stages that the combination does not have yet.
+        """
         return self.known is None or self.least(nanoseconds, loads, rest) <= self.known * _ROUNDING + 1
 
     def least(self, nanoseconds: int, loads: Loads, rest: Sequence[Options]) -> float:
-        """Return the nanoseconds that all stages take at least."""
+        """Return a lower bound on the nanoseconds of all stages.
+
+        Args:
+            nanoseconds: Time of the combination so far.
+            loads: Loads of the combination so far, by worker.
+            rest: Options of the stages that the combination does not have yet.
+        """
         left = sum(room - loads.get(worker, StageLoad()).held for worker, room in self.room.items())
         priced = sum(min(map(self._priced, options)) for options in rest)
         return nanoseconds + priced - self.price * left
@@ -88,7 +104,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Combination:
-    """Options of the first stages: their places among those of each stage."""
+    """Combination of options of the first stages: their places among the options of each stage."""
 
     nanoseconds: int = 0
     places: tuple[int, ...] = ()
@@ -100,17 +116,19 @@ class _Combination:
 
     @property
     def order(self) -> tuple[int, tuple[int, ...]]:
-        """Sort key: the cheaper first; of two as cheap, that with the earlier options."""
+        """Sort key: the cheaper combination first; of two as cheap, the one with the earlier options."""
         return self.nanoseconds, self.places
 
     def beats(self, other: "_Combination") -> bool:
-        """Return True if no load is larger. The other has options of the same stages, and is not earlier in order."""
+        """Return True if no load is larger than in `other`, which has the same stages and is not earlier in order."""
         return all(load.within(other.loads[worker]) for worker, load in self.loads.items())
 
 
 def cheapest(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tuple[StageOption, ...] | None:
-    """Return one option for each stage; None if no combination fits. Of two that take as long, the one whose options
-    come first is returned."""
+    """Return the option of each stage in the cheapest combination that fits; None if no combination fits.
+
+    Of two combinations that take as long, the one whose options come first is returned.
+    """
     found: dict[int, StageOption] = {}
     for members in sharing(stages):
         choose = _cheapest_of if len(members) <= MOST_FREE else _cheapest_alike
@@ -122,13 +140,13 @@ def cheapest(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tuple[
 
 
 def tight_workers(chosen: Iterable[StageOption], workers: Sequence[WorkerRoom]) -> list[int]:
-    """Return the workers that keep to their limit only if they give back what they free, and wait for snapshots."""
+    """Return the workers that keep to their limit only if they return freed memory and wait for snapshots."""
     loads: Loads = reduce(beside, (option.ample for option in chosen), {})
     return [worker for worker, load in sorted(loads.items()) if workers[worker].is_tight(load)]
 
 
 def sharing(stages: Sequence[Options]) -> list[list[int]]:
-    """Return the stages in sets: the load of one of a set matters to its others, which are on the same workers."""
+    """Return the stages in sets that share workers: the load of a stage matters to the others of its set."""
     found: list[tuple[list[int], set[int]]] = []
     for stage, options in enumerate(stages):
         workers = set(options[0].loads)
@@ -157,7 +175,7 @@ def _cheapest_of(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tu
 
 
 def _cheapest_alike(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> tuple[int, ...] | None:
-    """Return the cheapest options with the same switches for all stages, as far as each has them."""
+    """Return the cheapest options with the same switches for all stages, as far as each stage has them."""
     wishes = dict.fromkeys(option.switches for options in stages for option in options)
     fitting = [each for each in (_alike(stages, wish) for wish in wishes) if fit(each.loads, workers)]
     return min(fitting, key=lambda each: each.order).places if fitting else None
@@ -172,7 +190,7 @@ def _alike(stages: Sequence[Options], wish: Switches) -> _Combination:
 
 
 def _plain(option: StageOption, workers: Sequence[WorkerRoom]) -> StageOption:
-    """Return an option that is as large, with fewer sizes, by which more combinations beat others."""
+    """Return an option that takes as much, with fewer distinct sizes, so that more combinations beat others."""
     loads = {
         worker: replace(load, offloaded=min(load.offloaded, workers[worker].under_way))
         for worker, load in option.loads.items()
@@ -181,7 +199,7 @@ def _plain(option: StageOption, workers: Sequence[WorkerRoom]) -> StageOption:
 
 
 def _unbeaten(combinations: Iterable[_Combination]) -> Iterator[_Combination]:
-    """Yield the combinations that no other beats, in their order."""
+    """Yield the combinations that no other combination beats, in their order."""
     kept: list[_Combination] = []
     for each in sorted(combinations, key=lambda each: each.order):
         if not any(other.beats(each) for other in kept):
@@ -191,8 +209,11 @@ def _unbeaten(combinations: Iterable[_Combination]) -> Iterator[_Combination]:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """`worker` takes `foreseen` bytes at least, with these `switches` of its `stages`, most of them for `part`; of its
-    limit, `reserve` bytes are not to be foreseen."""
+    """Lack of memory of a worker.
+
+    The `worker` takes `foreseen` bytes at least, with these `switches` of its `stages`, most of them for `part`. Of its
+    limit, `reserve` bytes are kept for memory that is not foreseen.
+    """
 
     worker: int
     stages: tuple[int, ...]
@@ -202,6 +223,7 @@ class Shortfall:
     reserve: int
 
     def __str__(self) -> str:
+        """Return what is lacking and the way out, for people."""
         by_stage = zip(self.stages, self.switches, strict=True)
         closest = "; ".join(f"stage {stage} with {switches}" for stage, switches in by_stage)
         what, way_out = _PARTS[self.part]
@@ -221,8 +243,10 @@ def shortfalls(stages: Sequence[Options], workers: Sequence[WorkerRoom]) -> Iter
 
 
 def _closest(members: Sequence[int], options: Sequence[Options], workers: Sequence[WorkerRoom]) -> Shortfall:
-    """Return the shortfall of the choice that needs least more memory on each worker: without the last byte of that,
-    the limit of some worker is too small."""
+    """Return the shortfall of the choice that needs least more memory on each worker.
+
+    With one byte less than that on each worker, the limit of some worker is too small.
+    """
     low, high = 0, 1
     while cheapest(options, _with_more(workers, high)) is None:
         low, high = high, 2 * high
@@ -250,5 +274,5 @@ def _with_more(workers: Sequence[WorkerRoom], more: int) -> list[WorkerRoom]:
 
 
 def _loads(chosen: Iterable[StageOption]) -> Loads:
-    """Return the load of each worker with these options."""
+    """Return the load of each worker with the options `chosen`."""
     return reduce(beside, (option.loads for option in chosen), {})

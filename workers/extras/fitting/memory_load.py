@@ -28,7 +28,9 @@ COPYING = 4.0  # bytes a nanosecond
 @dataclass(frozen=True, slots=True)
 class StageLoad:
     """Bytes that a stage takes of its worker: `held` all the time, `working` for a moment, `copied` for a snapshot.
-    Activations of `offloaded` bytes go to files and come back."""
+
+    Activations of `offloaded` bytes go to files and come back.
+    """
 
     held: int = 0
     working: int = 0
@@ -36,7 +38,7 @@ class StageLoad:
     offloaded: int = 0
 
     def beside(self, other: "StageLoad") -> "StageLoad":
-        """Return what the two take in one process."""
+        """Return the load of this stage and another in one process."""
         return StageLoad(
             self.held + other.held,
             max(self.working, other.working),
@@ -45,7 +47,7 @@ class StageLoad:
         )
 
     def within(self, other: "StageLoad") -> bool:
-        """Return True if it takes no more than `other` of anything."""
+        """Return True if no part of this load is larger than that of `other`."""
         return (
             self.held <= other.held
             and self.working <= other.working
@@ -59,9 +61,12 @@ Loads = Mapping[int, StageLoad]  # by worker
 
 @dataclass(frozen=True, slots=True)
 class WorkerRoom:
-    """The process of one worker. Its `messages` take so many bytes whatever its stages do, as does the `model` as a
-    whole while the stages are made; `under_way` bytes at most are on their way to files and back. It may take `limit`
-    bytes; any number, if that is None."""
+    """Memory of one worker's process.
+
+    `messages` bytes are taken whatever its stages do, as are `model` bytes for the whole model while the stages are
+    made. `under_way` bytes at most are on their way to files and back. The process may take `limit` bytes; None for any
+    number.
+    """
 
     messages: int = 0
     model: int = 0
@@ -69,7 +74,7 @@ class WorkerRoom:
     limit: int | None = None
 
     def parts(self, load: StageLoad) -> dict[str, int]:
-        """Return bytes, by what they are for."""
+        """Return the bytes of the worker with this load, by purpose."""
         return {
             "stages": load.held,
             "working": load.working,
@@ -79,43 +84,49 @@ class WorkerRoom:
         }
 
     def peak(self, load: StageLoad) -> int:
-        """Return the bytes that the worker takes at most."""
+        """Return how many bytes the worker takes at most with this load."""
         return max(self.model, sum(self.parts(load).values()))
 
     def fits(self, load: StageLoad) -> bool:
-        """Return True if that is within the limit."""
+        """Return True if the worker's peak with this load is within the limit, less its reserve."""
         return self.limit is None or self.peak(load) <= foreseen_within(self.limit)
 
     def is_tight(self, plain: StageLoad) -> bool:
-        """Return True if a worker must give back what it frees, and wait for its snapshots, to stay within the limit.
-        Its stages take `plain` where it does neither."""
+        """Return True if the worker must return freed memory and wait for its snapshots to stay within the limit.
+
+        `plain` is the load of its stages if it does neither.
+        """
         return self.limit is not None and self.peak(plain) > foreseen_in_ample(self.limit)
 
 
 def foreseen_within(limit: int) -> int:
-    """Return how many bytes may be foreseen of a worker that may take `limit`."""
+    """Return how many bytes may be foreseen of a worker that may take `limit` bytes."""
     return limit - reserve_of(limit)
 
 
 def reserve_of(limit: int) -> int:
-    """Bytes of a limit that are left to what is not foreseen, such as memory that the allocator keeps: an eighth, and
-    16 MiB at least."""
+    """Return how many bytes of a limit are kept for memory that is not foreseen: an eighth, and 16 MiB at least.
+
+    Memory that the allocator keeps is an example.
+    """
     return max(limit // 8, LEAST_RESERVE)
 
 
 def limit_for(foreseen: int) -> int:
-    """Return the least limit with which so many bytes may be foreseen."""
+    """Return the least limit with which `foreseen` bytes may be foreseen."""
     return max(foreseen + LEAST_RESERVE, 8 * (foreseen - 1) // 7 + 1)
 
 
 def foreseen_in_ample(limit: int) -> int:
-    """Return the bytes that may be foreseen of a worker that keeps what it frees, and goes on while a snapshot is
-    written: a third, and 32 MiB at least, are left to the gaps of an allocator that keeps memory."""
+    """Return how many bytes may be foreseen of a worker that keeps freed memory and goes on during snapshots.
+
+    A third, and 32 MiB at least, are left to the gaps of an allocator that keeps memory.
+    """
     return limit - max(limit // 3, _LEAST_SPARE)
 
 
 def ample_limit_for(foreseen: int) -> int:
-    """Return the least limit with which so many bytes may be foreseen of a worker that keeps what it frees."""
+    """Return the least limit with which `foreseen` bytes may be foreseen of a worker that keeps freed memory."""
     return max(foreseen + _LEAST_SPARE, 3 * (foreseen - 1) // 2 + 1)
 
 
@@ -127,20 +138,22 @@ class Switches:
     offload: tuple[str, ...] = ()
 
     def unlike(self, other: "Switches") -> int:
-        """Return how many of the two differ."""
+        """Return how many of the two values differ from those of `other`."""
         return (self.recompute != other.recompute) + (self.offload != other.offload)
 
     def __str__(self) -> str:
-        """`recompute = "stage", offload = ["weights"]`."""
+        """Return the switches as in a plan: `recompute = "stage", offload = ["weights"]`."""
         recompute = f'"{self.recompute}"' if isinstance(self.recompute, str) else _listed(self.recompute)
         return f"recompute = {recompute}, offload = {_listed(self.offload)}"
 
 
 @dataclass(frozen=True, slots=True)
 class StageOption:
-    """A stage with these `switches`: what each of its replicas takes of its worker, and by how many `nanoseconds` a
-    step of the stage takes longer than without any. In `ample` is what they take of workers that neither give back what
-    they free nor wait for snapshots."""
+    """Stage with these `switches`: `loads` is what its replicas take of each worker.
+
+    A step of the stage takes `nanoseconds` longer than without any switches. `ample` is the load of workers that
+    neither return freed memory nor wait for snapshots.
+    """
 
     switches: Switches
     nanoseconds: int
@@ -152,13 +165,13 @@ Options = Sequence[StageOption]  # of one stage
 
 
 def beside(loads: Loads, others: Loads) -> Loads:
-    """Return what both take of each worker."""
+    """Return the sum of two loads, by worker."""
     nothing = StageLoad()
     return {worker: loads.get(worker, nothing).beside(others.get(worker, nothing)) for worker in {*loads, *others}}
 
 
 def fit(loads: Loads, workers: Sequence[WorkerRoom]) -> bool:
-    """Return True if no worker takes more than it may."""
+    """Return True if no worker takes more than its limit allows."""
     return all(workers[worker].fits(load) for worker, load in loads.items())
 
 
@@ -168,7 +181,7 @@ def _listed(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Bytes of a stage that can be in files, by what they are; `activations` are those of one microbatch."""
+    """Bytes of a stage that can be in files, by purpose; `activations` are those of one microbatch."""
 
     activations: int = 0
     weights: int = 0
@@ -178,15 +191,20 @@ class Moved:
 
     @classmethod
     def of(cls, movable: Mapping[str, int], in_flight: int) -> "Moved":
-        """Make it of a stage's `movable` bytes, which count the activations of all microbatches `in_flight`."""
+        """Return a stage's `movable` bytes, with the activations of one microbatch, not of all those `in_flight`."""
         kept = {name: movable.get(name, 0) for name in cls.__dataclass_fields__}
         return cls(**{**kept, "activations": kept["activations"] // max(1, in_flight)})
 
 
 def moved_bytes(stage: Moved, offload: Collection[str], microbatches: int) -> int:
-    """Return the bytes of the parts `offload` that go to files and come back in a step.
+    """Return how many bytes go to files and come back in a step.
 
     Weights are read for each forward and each backward, which adds to the gradients; an update reads and writes all.
+
+    Args:
+        stage: Bytes of the stage that can be in files.
+        offload: Parts that are in files.
+        microbatches: Microbatches of a step.
     """
     updated = 2 * stage.weights + stage.gradients + 2 * stage.averages
     moved = {
@@ -198,7 +216,12 @@ def moved_bytes(stage: Moved, offload: Collection[str], microbatches: int) -> in
 
 
 def added_nanoseconds(computing: int, least: int, moved: int) -> int:
-    """Return how much longer a stage takes for a step that computes for `computing` nanoseconds and moves so many
-    bytes, than one that computes for `least` and moves none."""
+    """Return how many nanoseconds longer a step of a stage takes than one of `least` nanoseconds that moves nothing.
+
+    Args:
+        computing: Computing time of the step, in nanoseconds.
+        least: Computing time of the step to compare with, in nanoseconds.
+        moved: Bytes that go to files and come back.
+    """
     waited = max(0.0, moved / DISK - computing)
     return round(max(0, computing - least) + waited + moved / COPYING)
