@@ -1,4 +1,4 @@
-"""What a process is to the system: forked, waited for, interrupted; where it was when it ended.
+"""Processes as the system sees them: forked, waited for, interrupted; and the line of code at which one ended.
 
-May import the files of `pipeline` itself. Read `fork.py` first, then `lifeline.py`.
+May import the files of `pipeline` itself. Read `child.py` first, then `lifeline.py`.
 """

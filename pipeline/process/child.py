@@ -51,15 +51,18 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Child:
-    """A process that this one has started. Of use in this process alone: in a fork of it, nothing is done to the child.
+    """A process that this one has started. In a fork of this process, its methods do nothing.
 
-    `pid` is 0 as long as the process has not started. `returncode` is as `subprocess` gives it: negative if a signal
-    ended it; None while it runs. Anything that the process calls can choose it, so it says nothing about a command.
-    `result` is the exit code that a command has returned; None if the process runs, or has ended without returning one:
-    by `os._exit` in the user's code, by a signal, in a crash.
+    Attributes:
+        pid: Process id. 0 as long as the process has not started.
+        returncode: Exit status as `subprocess` gives it: negative if a signal ended the process; None while it runs.
+            Any code that the process calls can choose it, so it says nothing about a command.
+        result: Exit code that a command has returned. None if the process runs, or has ended without returning one: by
+            `os._exit` in the user's code, by a signal, in a crash.
     """
 
     def __init__(self, pid: int = 0) -> None:
+        """Take the process `pid`, a child of this process."""
         self.pid = pid
         self.returncode: int | None = None
         self.result: int | None = None
@@ -67,7 +70,7 @@ class Child:
         self._polling = threading.RLock()  # one thread waits for it at a time; a signal handler may be the same thread
 
     def poll(self) -> int | None:
-        """Return `returncode` as of now. For any thread."""
+        """Return `returncode` as of now. Any thread may call it."""
         if os.getpid() == self._parent:
             with self._polling:
                 if self.returncode is None:
@@ -75,7 +78,10 @@ class Child:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return `returncode` once it has ended. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        """Return `returncode` once the process has ended.
+
+        Raises `subprocess.TimeoutExpired` after `timeout` seconds.
+        """
         deadline, pause = None if timeout is None else monotonic() + timeout, _FIRST_LOOK
         while (code := self.poll()) is None:
             if deadline is not None and monotonic() >= deadline:
@@ -85,17 +91,17 @@ class Child:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Send it, unless the process has ended."""
+        """Send signal `number`, unless the process has ended."""
         if os.getpid() == self._parent and self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Send SIGKILL."""
+        """Send SIGKILL, unless the process has ended."""
         self.send_signal(signal.SIGKILL)
 
     def end(self, patience: float = 0.0) -> None:
-        """Wait `patience` seconds for its end, then kill it."""
+        """Wait `patience` seconds for the process to end, then kill it."""
         if os.getpid() != self._parent:
             return
         with suppress(subprocess.TimeoutExpired):
@@ -106,7 +112,7 @@ class Child:
             self.wait(_KILLED)
 
     def _look(self) -> int | None:
-        """Return its exit status if it has just ended."""
+        """Return the exit status if the process has just ended, None while it runs."""
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
         except ChildProcessError:  # it has ended, and this process ignores SIGCHLD, or has waited for all children
@@ -120,16 +126,17 @@ session of its own, nothing on stdin, and the hidden option `--lifeline`."""
 
 
 class Interpreter(Child):
-    """A new interpreter, in which `module` runs with `arguments`.
-
-    Args:
-        module: Name of a module of stageline.
-        arguments: Its command line.
-        keep: Descriptors of this process that the new one has open under the same numbers.
-        how: Further arguments of `subprocess.Popen`.
-    """
+    """A new interpreter that runs a module of stageline."""
 
     def __init__(self, module: str, arguments: Sequence[str], keep: Sequence[int], **how: Any) -> None:
+        """Start the interpreter.
+
+        Args:
+            module: Name of a module of stageline.
+            arguments: Its command line.
+            keep: Descriptors of this process that the new one has open under the same numbers.
+            how: Further arguments of `subprocess.Popen`.
+        """
         command = [sys.executable, "-P", "-m", module, *arguments]
         self._process = subprocess.Popen(command, pass_fds=keep, stdin=subprocess.DEVNULL, **how)  # noqa: S603  # ours
         super().__init__(self._process.pid)
@@ -139,17 +146,7 @@ class Interpreter(Child):
 
 
 class Fork(Child):
-    """A copy of this process, which calls `run` and ends with the exit code that this returns, FAILED if it raises.
-
-    Without a `log` it stays in this process's session, and Ctrl-C in the terminal is for this process alone. Raises
-    OSError.
-
-    Args:
-        run: Function to call in the child.
-        log: Descriptor for what the child writes, which makes it a process of its own.
-        keep: Pipes and sockets of this process that a process of its own still has.
-        dies_with_parent: The system ends the child with this process, however that ends.
-    """
+    """A copy of this process that runs one function, and ends with its exit code, or with FAILED if it raises."""
 
     def __init__(
         self,
@@ -159,6 +156,20 @@ class Fork(Child):
         *,
         dies_with_parent: bool = False,
     ) -> None:
+        """Fork this process.
+
+        Without a `log`, the child stays in this process's session, and Ctrl-C in the terminal is for this process
+        alone.
+
+        Args:
+            run: Function to call in the child. It returns the exit code.
+            log: Descriptor for what the child writes, which makes it a process of its own.
+            keep: Pipes and sockets of this process that a process of its own still has.
+            dies_with_parent: True to have the system end the child with this process, however that ends.
+
+        Raises:
+            OSError: The system cannot fork.
+        """
         _flush()
         gc.collect()  # what is garbage now is finalized here, and not in the child once more
         self._lifeline = LifelineOwner() if dies_with_parent else None
@@ -183,10 +194,10 @@ class Fork(Child):
 
 
 def above_stdio(fd: int) -> int:
-    """Return `fd`, or a copy in its place if its number is one that a process has for stdin, stdout or stderr.
+    """Return `fd`, or a copy that replaces it if its number is one of stdin, stdout or stderr.
 
-    In a process that was started without them, the first files that it opens get these numbers, and a child replaces
-    them.
+    In a process that was started without standard streams, the first files that it opens get these numbers, and a child
+    replaces them.
     """
     if fd > _STDERR:
         return fd
@@ -239,7 +250,7 @@ def _wait_for_end(thread: threading.Thread) -> None:
 
 
 def _flush() -> None:
-    """Write what is buffered, which the child would write once more."""
+    """Write all buffered output, which the child would write once more."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # it is closed, or there is none
             stream.flush()
@@ -282,7 +293,7 @@ def _die_with(parent: int, lifeline: int) -> None:
 
 
 def _stay_in_session() -> None:
-    """Ctrl-C in a terminal reaches all its processes: it is for the parent to end this one."""
+    """Ignore Ctrl-C, which reaches all processes of a terminal: it is for the parent to end this process."""
     signal.set_wakeup_fd(-1)
     for number, handler in _OF_COPIES.items():
         signal.signal(number, handler)
@@ -311,7 +322,7 @@ def _handle_all(how: signal.Handlers) -> None:
 
 
 def _own_streams(log: int) -> None:
-    """Have nothing on stdin, and write to `log`. Streams of the parent stay open: their holders may close them."""
+    """Read nothing on stdin, and write to `log`. Streams of the parent stay open: their holders may close them."""
     null = above_stdio(os.open(os.devnull, os.O_RDONLY))
     for fd, file in ((0, null), (1, log), (_STDERR, log)):
         os.dup2(file, fd)

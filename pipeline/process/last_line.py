@@ -1,4 +1,4 @@
-"""Which line of the user's own file a process was in when it crashed, hung, or called `os._exit`.
+"""The line of the user's own file in which a process was when it crashed, hung, or called `os._exit`.
 
     install()           in the process: stacks go to its stderr, which is its log
     ask(pid)            to a process that hangs: it writes its stack to its log
@@ -29,7 +29,7 @@ _end_process = os._exit
 
 
 def install() -> None:
-    """From now on this process tells on stderr where it is: at a crash, at SIGUSR1, and when `os._exit` is called."""
+    """Make this process write its stack to stderr at a crash, at SIGUSR1, and when `os._exit` is called."""
     faulthandler.enable(_LOG, all_threads=False)
     faulthandler.unregister(_DUMP)  # in a fork, whose handlers are others than those that `faulthandler` remembers
     faulthandler.register(_DUMP, _LOG, all_threads=False)
@@ -38,8 +38,9 @@ def install() -> None:
 
 @contextmanager
 def exit_is_failure() -> Iterator[None]:
-    """Have `os._exit` tell the place of its call within the context, and end the process with a failure, whatever its
-    status: for a user's code in a process whose exit code is that of the run.
+    """Return a context in which `os._exit` writes the place of its call, and ends the process with a failure.
+
+    The failure replaces any status. It is for a user's code in a process whose exit code is that of the run.
     """
     before = os._exit
     os._exit = _telling(lambda status: ExitCode.FAILED)  # type: ignore[assignment]
@@ -50,7 +51,10 @@ def exit_is_failure() -> Iterator[None]:
 
 
 def _telling(status_of: Callable[[int], int]) -> Callable[[int], None]:
-    """`os._exit`, for this process and not for what it forks; called by stageline, it does what it always does."""
+    """Return a replacement of `os._exit` that writes the place of its call first.
+
+    It does so in this process, not in its forks. Called by stageline, it does what `os._exit` always does.
+    """
     mine = os.getpid()
 
     def exit_with_its_line(status: int) -> None:
@@ -65,15 +69,21 @@ def _telling(status_of: Callable[[int], int]) -> Callable[[int], None]:
 
 
 def ask(pid: int) -> None:
-    """Make a process that has called `install` write the stack of its main thread to its log, even if that hangs; a
-    stopped process writes it once it continues. A process that has not called `install` ends; `pid` 0 is none."""
+    """Make a process that has called `install` write the stack of its main thread to its log, even if it hangs.
+
+    A stopped process writes the stack once it continues. A process that has not called `install` ends. Nothing is done
+    for `pid` 0.
+    """
     if pid > 0:
         with suppress(ProcessLookupError):
             os.kill(pid, _DUMP)
 
 
 def read(log: Path, since: int = 0) -> CodeLine | None:
-    """Return the last line told in `log`, from byte `since` on; None if none is, or the file cannot be read."""
+    """Return the last line of code told in `log` from byte `since` on.
+
+    Returns None if there is none, or if the file cannot be read.
+    """
     try:
         with log.open("rb") as file:
             file.seek(since)
@@ -90,6 +100,6 @@ def read(log: Path, since: int = 0) -> CodeLine | None:
 
 
 def _lines(frame: FrameType | None) -> list[CodeLine]:
-    """Return the stack, the innermost first; nothing if stageline itself is innermost: it knows what it does."""
+    """Return the stack, innermost first. Returns [] if stageline itself is innermost: it exits on purpose."""
     found = list(stack_of(frame))
     return [] if found and is_stagelines(found[0].file) else found

@@ -1,4 +1,4 @@
-"""A pipe by whose end a process learns that the one which started it is gone, however it was ended.
+"""A pipe by whose end a process learns that its starter is gone, however that one was ended.
 
 train  ──holds the only writing end; nothing is ever written──>  broker, workers, trials: `Lifeline`
 """
@@ -16,13 +16,24 @@ LEFT_TO_EXIT = 10.0  # seconds for a process to exit by itself, unless it hangs
 
 
 class Lifeline:
-    """The end of such a pipe in a process that is to exit once the other end is closed. With `NONE` it never is.
+    """The reading end of the pipe, in a process that is to exit once the other end is closed.
 
-    `ends_run`: the process that holds the other end is `train`, without which the run is over. False for a worker that
-    another worker has started: the run goes on without both, until they are replaced.
+    Attributes:
+        supervised: True if there is a pipe, so that another process has started this one.
+        ends_run: True if the run is over without the process that holds the other end.
     """
 
     def __init__(self, fd: int = NONE, *, ends_run: bool = True) -> None:
+        """Take the reading end.
+
+        Args:
+            fd: Descriptor of the reading end. With `NONE`, the lifeline is never cut.
+            ends_run: True if the process with the other end is `train`, without which the run is over. False for a
+                worker that another worker has started: the run goes on without both, until they are replaced.
+
+        Raises:
+            OSError: The descriptor is not open.
+        """
         self.supervised = fd != NONE
         self.ends_run = ends_run
         self._fd = fd
@@ -37,16 +48,16 @@ class Lifeline:
 
     @property
     def reason(self) -> str:
-        """The event, once the lifeline is cut."""
+        """Description of the event, for when the lifeline is cut."""
         return "the process that started this worker is gone"
 
     def end_process_when_cut(self, after: float = LEFT_TO_EXIT) -> None:
-        """From now on, the process ends `after` seconds after the lifeline was cut, even if the user's code hangs."""
+        """Have the process end `after` seconds after the lifeline is cut, even if the user's code hangs."""
         if self.supervised:
             threading.Thread(target=self._end_process, args=(after,), name="lifeline", daemon=True).start()
 
     def _new_poll(self) -> select.poll:
-        """Make a poll for one thread."""
+        """Return a poll of the pipe, for one thread."""
         poll = select.poll()
         if self.supervised:
             poll.register(self._fd, select.POLLHUP)
@@ -59,9 +70,13 @@ class Lifeline:
 
 
 class LifelineOwner:
-    """The writing end, held by this process alone: one that is forked closes it. `end` is what others inherit."""
+    """The writing end of the pipe, held by this process alone: a fork closes its copy.
+
+    Other processes inherit `end`, the reading end.
+    """
 
     def __init__(self) -> None:
+        """Open a pipe."""
         self.end, self._mine = os.pipe()
         _owned.add(self)
 
@@ -70,6 +85,7 @@ class LifelineOwner:
         os.write(self._mine, b".")
 
     def close(self) -> None:
+        """Close both ends, which cuts the lifeline."""
         for fd in (self.end, self._mine):
             if fd != NONE:
                 os.close(fd)

@@ -1,4 +1,4 @@
-"""The only file that installs signal handlers: what SIGINT and SIGTERM do to each process of stageline.
+"""Signal handlers of stageline's processes: the effects of SIGINT and SIGTERM. No other file installs handlers.
 
                               first                          second
     command, before its work  exits at once                  -
@@ -12,7 +12,7 @@
 A SIGINT that the parent ignores, as a shell does for what it starts with `&`, is handled all the same: it stops a run
 with its work saved. A script's own process is left as Python has it.
 
-It imports nothing that takes time: the first line's handlers are installed before torch is loaded.
+This module imports nothing that takes time: the handlers of "before its work" are installed before torch is loaded.
 """
 
 import os
@@ -25,7 +25,7 @@ from stageline.pipeline.errors import ExitCode
 
 
 def exit_at_once(number: int) -> None:
-    """End this process, without an exception, which an import or a model's own code could swallow."""
+    """End this process without an exception, which an import or a model's own code could swallow."""
     os._exit(ExitCode.INTERRUPTED)
 
 
@@ -41,11 +41,7 @@ def as_interrupts() -> Iterator[None]:
 
 
 class Signals(AbstractContextManager["Signals"]):
-    """Counter of SIGINT and SIGTERM from now on, in the main thread; as a context, until it ends.
-
-    `on_first` and `on_second` are called with the signal's number, within the handler. With `once`, the previous
-    handlers get the second signal.
-    """
+    """Counter of SIGINT and SIGTERM in the main thread. As a context, it restores the handlers at its end."""
 
     def __init__(
         self,
@@ -54,6 +50,13 @@ class Signals(AbstractContextManager["Signals"]):
         *,
         once: bool = False,
     ) -> None:
+        """Install the handlers.
+
+        Args:
+            on_first: Called within the handler of the first signal, with its number.
+            on_second: Called within the handler of each further signal, with its number.
+            once: True to restore the previous handlers at the first signal, so that they get the second.
+        """
         self.count = 0
         self._on_first = on_first
         self._on_second = on_second
@@ -61,6 +64,7 @@ class Signals(AbstractContextManager["Signals"]):
         self._before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def __exit__(self, *_: object) -> None:
+        """Restore the previous handlers."""
         self._restore()
 
     def _record(self, number: int, frame: FrameType | None) -> None:

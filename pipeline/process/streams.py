@@ -1,9 +1,9 @@
-"""The standard streams of a process that goes on, whatever becomes of what it prints.
+"""The standard streams of a process that goes on even if its output cannot be written.
 
-keep_open()      opens those of descriptors 0 to 2 that were closed at the start (`>&-`) on the null device; from then
-                 on, what stderr does not take is lost, and raises nothing
-lose_output()    the same for stdout, in commands that do more than print
-lost_output()    the first error by which something was lost that stdout was to show
+keep_open()      opens descriptors 0 to 2 that were closed at the start (`>&-`) on the null device; from then on, output
+                 that stderr does not take is lost, and raises nothing
+lose_output()    does the same for stdout, in commands that do more than print
+lost_output()    returns the first error by which output of stdout was lost
 """
 
 import io
@@ -29,18 +29,21 @@ def keep_open() -> None:
 
 
 def lose_output() -> None:
-    """Lose what stdout does not take from now on. A stream that something else has put in its place stays."""
+    """Make stdout lose output that it cannot write, from now on. A stream that replaces Python's own stays."""
     if sys.stdout is sys.__stdout__:
         put("stdout", _lossy(_STDOUT, sys.stdout))
 
 
 def lost_output() -> OSError | None:
-    """Return the first error; None if nothing was lost, or if `lose_output` was not called."""
+    """Return the first error by which output of stdout was lost.
+
+    Returns None if nothing was lost, or if `lose_output` was not called.
+    """
     return sys.stdout.lost if isinstance(sys.stdout, LossyStream) else None
 
 
 def put(name: str, stream: TextIO) -> None:
-    """Make `stream` the one that Python has for "stdin", "stdout" or "stderr"."""
+    """Make `stream` Python's stream `name`: "stdin", "stdout" or "stderr"."""
     for each in (name, f"__{name}__"):
         setattr(sys, each, stream)
 
@@ -52,20 +55,24 @@ def _lossy(fd: int, stream: TextIO | None) -> "LossyStream":
 
 
 class LossyStream(io.TextIOWrapper):
-    """Text for descriptor `fd`, which it does not close, written line by line. What cannot be written is lost."""
+    """Text stream for a descriptor, written line by line. Output that cannot be written is lost.
+
+    The stream does not close the descriptor.
+    """
 
     def __init__(self, fd: int, encoding: str = "utf-8", errors: str | None = "backslashreplace") -> None:
+        """Open the stream on descriptor `fd`, with the text encoding and the error handling of `io.TextIOWrapper`."""
         self._file = _LossyFile(fd)
         super().__init__(io.BufferedWriter(self._file), encoding, errors, line_buffering=True)
 
     @property
     def lost(self) -> OSError | None:
-        """The first error by which text was lost."""
+        """First error by which text was lost, None if there is none."""
         return self._file.lost
 
 
 class _LossyFile(io.RawIOBase):
-    """Bytes for descriptor `fd`."""
+    """Byte stream for descriptor `fd`."""
 
     def __init__(self, fd: int) -> None:
         self.lost: OSError | None = None
@@ -84,7 +91,7 @@ class _LossyFile(io.RawIOBase):
         return os.isatty(self._fd)
 
     def write(self, data: Any) -> int:
-        """Write some of `data`, or lose all of it; return how many bytes."""
+        """Write some of `data`, or lose all of it; return the number of bytes."""
         try:
             return os.write(self._fd, data)
         except BlockingIOError:  # another process has made the file non-blocking
