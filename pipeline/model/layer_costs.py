@@ -14,11 +14,11 @@ from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.plan.keys.training import Balance
 
-Cost = Callable[[int, int, int], int | None]  # of a stage with the layers from one up to another; None: not allowed
+Cost = Callable[[int, int, int], int | None]  # (stage, first layer, end) -> cost; None: not allowed
 _Found = tuple[int, list[int]]  # the dearest stage's cost, and the edges
 
 
-InFlight = Callable[[int], Sequence[int] | None]  # by the number of stages: microbatches that each holds at most
+InFlight = Callable[[int], Sequence[int] | None]  # number of stages -> most microbatches that each holds
 
 
 def best_partition(layers: int, stages: int, cost: Cost) -> list[int] | None:

@@ -136,7 +136,12 @@ def load_function(reference: str, base: Path, key: str) -> Callable[..., Any]:
 
 
 def load_features(plan: Plan) -> list[Feature]:
-    """Make the plan's features, in their order. Raises `ModelRefused`, and `FeatureRefused` for that order."""
+    """Make the plan's features, in their order.
+
+    Raises:
+        ModelRefused: A feature cannot be loaded or made.
+        FeatureRefused: The features cannot be in this order.
+    """
     return ordered([_load_feature(plan, reference) for reference in plan.features], BUILT_IN)
 
 
@@ -152,7 +157,7 @@ def _load_feature(plan: Plan, reference: str) -> Feature:
 
 
 def demand_features(plan: Plan) -> None:
-    """Raise `PlanRefused` if a feature of the plan refuses the plan; raise what `load_features` raises."""
+    """Raise `PlanRefused` if a feature of the plan refuses the plan. Raises what `load_features` raises, too."""
     wrong: list[PlanError] = []
     for feature in load_features(plan):
         with naming(feature, "refuses()"):

@@ -47,14 +47,26 @@ def read_plan(
 
 
 def loaded_rows(plan: "plans.Plan") -> list[str]:
-    """Load the function that `schedule.name` names, and return its rows. Raises as `read_plan` does."""
+    """Load the function that `schedule.name` names, and return its rows.
+
+    Raises:
+        ModelRefused: The function is missing, raises, takes too long, or returns something else than lists of actions.
+        PlanRefused: The number of stages is not known yet.
+    """
     from .load import base_folder, load_object  # imports torch
 
     return rows_by(load_object(plan.schedule.name, base_folder(plan), "schedule.name"), plan)
 
 
 def rows_by(function: Any, plan: "plans.Plan") -> list[str]:
-    """Return what `function` lists for the workers of `plan`, each worker's row as text. Raises as `read_plan` does."""
+    """Return the rows that `function` lists for the workers of `plan`, each worker's row as text.
+
+    Raises:
+        ModelRefused: The function cannot be called, raises, takes longer than `LONGEST`, or returns something else than
+            a
+            list of actions for each worker.
+        PlanRefused: The number of stages is not known yet.
+    """
     from .load import call
 
     if not callable(function):

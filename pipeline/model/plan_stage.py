@@ -24,7 +24,7 @@ from .split import demand_splittable, split, watch_draws
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # what a stage uses of one
+_LR_SCHEDULER = ("step", "state_dict", "load_state_dict")  # attributes that a stage uses
 _OPTIMIZER = (*_LR_SCHEDULER, "zero_grad", "param_groups")
 
 

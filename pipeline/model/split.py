@@ -17,8 +17,8 @@ from .traced.layer import TracedLayer
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-_CAN_BE_SPLIT = torch.nn.Linear, torch.nn.Embedding  # by their columns or rows, in torch
-# Those whose step changes each number of a parameter by that number's own gradient, and that torch computes of parts.
+_CAN_BE_SPLIT = torch.nn.Linear, torch.nn.Embedding  # torch splits them by columns or rows
+# Optimizers whose step changes each number of a parameter by its own gradient, and that torch computes of parts.
 _BY_NUMBER = ("SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop", "ASGD")
 
 

@@ -41,7 +41,7 @@ class StageLayout(msgspec.Struct, frozen=True):
         return (name, *(each for each in self.twins.get(name, ()) if each != name))
 
     def depth(self, name: str) -> int:
-        """Return how many characters of `name` are a module of the stage; 0 if none is."""
+        """Return the length of the longest module name of the stage with which `name` begins; 0 if there is none."""
         return max((len(each) for each in self.modules if name.startswith(f"{each}.")), default=0)
 
     def layers_of(self, names: Sequence[str]) -> list[str]:

@@ -38,8 +38,8 @@ from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import lacks_memory
 
 Form = tuple[tuple[int, ...], torch.dtype]
-Rows = slice | EllipsisType  # of dimension 0; all of a tensor that has none
-Values = Callable[[str, Rows], torch.Tensor]  # of a name and some rows; while the file is open
+Rows = slice | EllipsisType  # rows in dimension 0; `...` is all of a tensor
+Values = Callable[[str, Rows], torch.Tensor]  # (name, rows) -> values, while the file is open
 
 SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
 _AGAIN = "write it with torch.save(model.state_dict(), path), or with safetensors"
@@ -74,7 +74,7 @@ PIECE = 2**20  # bytes
 
 
 SHOWN = 4  # faults in one error
-Twins = Mapping[str, Sequence[str]]  # of a name, in the model's order, all that are one parameter; those alone
+Twins = Mapping[str, Sequence[str]]  # name -> all names of its parameter, in the model's order, if several
 
 
 def names_in(path: Path) -> list[str]:
@@ -87,7 +87,11 @@ def names_in(path: Path) -> list[str]:
 
 
 def forms_in(path: Path, names: set[str]) -> dict[str, Form]:
-    """Return shape and dtype of the tensors of a file that are in `names`. Raises `ModelRefused`."""
+    """Return shape and dtype of the tensors of a file that are in `names`.
+
+    Raises:
+        ModelRefused: The file cannot be read, or a dtype in it is none that a parameter of torch has.
+    """
     with _readable(path):
         if path.suffix in TORCH:
             return {name: (tuple(t.shape), t.dtype) for name, t in _loaded(path).items() if name in names}
@@ -203,7 +207,14 @@ def _fault(error: Exception) -> str:
 
 
 def files_by_name(path: Path) -> Mapping[str, Path]:
-    """Return the file of each tensor, by the tensors' names. Raises `ModelRefused`."""
+    """Return the file of each tensor, by the tensors' names.
+
+    Args:
+        path: A file, an index of files, or a folder with one of them.
+
+    Raises:
+        ModelRefused: There is no such file, or it is not a file of tensors.
+    """
     file = _in_folder(path) if path.is_dir() else path
     if not file.exists():
         raise ModelRefused(f"there is no such file; {_WANTED}")

@@ -89,7 +89,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", "memory", *_STAGES), stage_checks.tight),
 )
 
-# Checks of what others found sound: each would refuse the same a second time.
+# Checks of keys that the others found sound, so that no error is given twice.
 _LAST: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_IN_STEP, *_ORDER), schedule_checks.shape),
     (

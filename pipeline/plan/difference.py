@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from .errors import IN_A_PLAN, EachOnce, Setting, Wording
 from .tables import canonical, flat
 
-# What neither decides the computation nor which worker does which part of it. The digest leaves it out.
+# Keys that decide neither the computation nor which worker does which part of it. The digest leaves them out.
 UNCOUNTED = frozenset(
     {
         "run.name",
         "run.dir",
         "run.log_every",
-        "model.balance",  # what the two lead to is in model.cut
+        "model.balance",  # model.cut has the result of this key and the next
         "model.stage_memory",
         "model.accept_difference",
         "memory.limit",
         "memory.recompute",
         "memory.offload",
         "memory.tight",
-        "schedule.file",  # what it says is in schedule.rows
-        "schedule.memory",  # by what the run chooses its schedule
+        "schedule.file",  # schedule.rows has its content
+        "schedule.memory",  # decides only which schedule the run chooses
         "data.check",
         "data.num_workers",
         "queues.url",
@@ -37,8 +37,9 @@ UNCOUNTED = frozenset(
     }
 )
 
-# Which worker does which part of it, in which order, when it is saved and what is stored of it: another synchronous run
-# has the same bits, but for a stage that is computed by another number of processes: those add in another order.
+# Keys that decide which worker does which part of the work, in which order, when it is saved and what is stored of it.
+# A synchronous run with other values has the same bits, except for a stage that is computed by another number of
+# processes, since these add in another order.
 _LAYOUT_KEYS = (
     *("model.cut", "model.stages", "workers", "stage.N.tensor", "stage.N.styles", "stage.N.shard"),
     *("schedule.name", "schedule.window", "schedule.times", "schedule.rows", "recovery.snapshot_every", "taps"),

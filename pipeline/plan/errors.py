@@ -47,7 +47,7 @@ IN_A_PLAN = Wording(str, shown, "leave out --resume to begin another run")
 
 @runtime_checkable
 class ReasonPart(Protocol):
-    """A part of a reason that depends on the words of the user."""
+    """A part of a reason whose text depends on the words of the user."""
 
     def said(self, words: Wording) -> str:
         """Return the text of the part in `words`."""

@@ -48,7 +48,7 @@ FILE_NAME = "stageline.toml"
 _MISSING = f"there is no such file; name a plan, or a folder that holds a {FILE_NAME}; `stageline init` writes one"
 _REQUIRED = ("model", "data", "optimizer")  # an absent one is read as empty: each missing key is named
 _NAME, _FILE, _ROWS = ("schedule", "name"), ("schedule", "file"), ("schedule", "rows")
-_MOST_FAULTS = 100  # that are named: reading more helps as little as their number
+_MOST_FAULTS = 100  # faults that an error names; it counts the others
 RowsOf = Callable[[Plan], Sequence[str]]  # the rows of the schedule that a function of the user's lists
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -320,7 +320,7 @@ def _key(loc: tuple[int | str, ...], tables: Mapping[str, Any]) -> Key:
     match loc:
         case "workers", int(place), *rest:
             return ("workers", by_number(tables["workers"])[place], *map(str, rest))
-        case (*rest, "[key]"):  # of a table by numbers
+        case (*rest, "[key]"):  # a wrong number in a table of numbered tables
             return tuple(map(str, rest))
         case _:
             return tuple(map(str, loc))

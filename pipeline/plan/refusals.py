@@ -91,7 +91,14 @@ class Refusal:
     anywhere: bool = False
 
     def problems(self, plan: PlanTables, beside: Asked) -> Iterator[PlanError]:
-        """Yield an error for each key that asks for the trait in one of the stages of `beside`."""
+        """Yield an error for each key that asks for the trait and meets a key of `beside`.
+
+        Two keys meet if they are about one stage; all keys meet in a row that holds `anywhere`.
+
+        Args:
+            plan: The tables of the plan.
+            beside: Keys that ask for the other trait, each with its stages.
+        """
         for key, stages in self.trait.asked(plan).items():
             met = (other for other, others in beside.items() if self.anywhere or _meet(stages, others))
             if (other := next(met, None)) is not None:
@@ -273,7 +280,7 @@ REFUSED: tuple[Refusal, ...] = (
         " splits backwards in two, and each half would recompute; leave it out, or use ",
         Setting("schedule.name", "1f1b"),
     ),
-    # A limit is kept to by what a trial estimates of one schedule's microbatches in flight, on the CPU.
+    # A limit is kept by estimates from a trial on the CPU, for the microbatches that one schedule has in flight.
     not_built(
         LIMIT,
         CHOSEN,
@@ -305,7 +312,7 @@ REFUSED: tuple[Refusal, ...] = (
         REPLICAS,
         'stages with replicas do not support "auto"; use another name, such as "1f1b", or leave replicas out',
     ),
-    # Snapshots are where replays begin, and what a best checkpoint and the part of a lost replica are made of.
+    # Replays begin at snapshots; a best checkpoint and the part of a lost replica are made of them.
     physical(
         RECORDED,
         NO_RECOVERY,

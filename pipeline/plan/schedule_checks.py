@@ -10,7 +10,7 @@ from .keys.stages import MOST_LISTED
 
 MOST_SIMULATED = 10_000  # forwards of a step: the broker simulates one with every schedule, and must not be away for it
 
-_SHOWN_FAULTS = 20  # of a schedule's rows
+_SHOWN_FAULTS = 20  # faults of a schedule's rows that get an error each
 
 
 def window(plan: PlanTables) -> Iterator[PlanError]:

@@ -11,8 +11,8 @@ from .plan import Origin
 from .tables import FileUnreadable, Key, dotted, tables_in
 
 PREFIX = "STAGELINE_"
-_TABLES = [name for name in TABLES if name not in ("stage", "workers")]  # those have a number
-_SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # what a table means that is written as one value
+_TABLES = [name for name in TABLES if name not in ("stage", "workers")]  # these two have a number
+_SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # the key that is meant if a table is written as one value
 # Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
 _RIVALS: dict[Key, Key] = {
     ("run", "steps"): ("run", "epochs"),

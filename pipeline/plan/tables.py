@@ -95,11 +95,15 @@ class FileUnreadable(ValueError):
 
 
 def read_text(file: Path, longest: int) -> str:
-    """Return the text of `file`, without a byte order mark.
+    """Return the text of `file`, without a byte order mark and with line feeds as line ends.
+
+    Args:
+        file: The file.
+        longest: Most bytes that the file may have.
 
     Raises:
         FileNotFoundError: There is no such file.
-        FileUnreadable: It is no regular file, has more than `longest` bytes, or is not UTF-8.
+        FileUnreadable: The file is no regular file, has more than `longest` bytes, or is not UTF-8.
     """
     try:
         mode = file.stat().st_mode

@@ -8,7 +8,7 @@ from .keys.models import PlanTables
 from .keys.stages import MOST_MICROBATCHES
 from .traits import BALANCED, PIPEDREAM
 
-SCRIPT_SUMS = ("rows", "loss")  # what an evaluation for a script returns besides the metrics
+SCRIPT_SUMS = ("rows", "loss")  # results of an evaluation for a script, besides the metrics
 
 WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
 
@@ -25,7 +25,7 @@ def length(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def scripted(plan: PlanTables) -> Iterator[PlanError]:
-    """Yield an error for each metric of a script that has the name of a sum which every evaluation returns."""
+    """Yield an error for each metric of a script with the name of a sum that every evaluation returns: rows or loss."""
     for name in plan.model.metrics if plan.scripted else ():
         if (function := re.split("[:.]", name)[-1]) in SCRIPT_SUMS:
             yield PlanError(
@@ -87,7 +87,7 @@ def number_of_stages(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def balance(plan: PlanTables) -> Iterator[PlanError]:
-    """Yield an error for each key that says how to balance stages whose number is not given."""
+    """Yield an error for each key that balances stages in a plan with neither a cut nor a number of stages."""
     for key in BALANCED.asked(plan) if plan.model.cut is None and plan.model.stages is None else ():
         yield PlanError(key, "set the number of stages: add stages = 2")
 
@@ -104,7 +104,7 @@ def rows(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def asynchronous(plan: PlanTables) -> Iterator[PlanError]:
-    """Yield an error if PipeDream's mode is given several microbatches in a step."""
+    """Yield an error if asynchronous PipeDream ("1f1b") is given several microbatches in a step."""
     if PIPEDREAM.asked(plan) and plan.schedule.microbatches != 1:
         yield PlanError(
             "schedule.microbatches",

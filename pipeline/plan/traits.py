@@ -13,9 +13,9 @@ from .errors import Setting, say
 from .keys.models import SCRIPT_BATCHES, PlanTables
 from .keys.stages import AUTO, StagePlan
 
-Stages = frozenset[int] | None  # those that a key is about
+Stages = frozenset[int] | None  # the stages that a key is about; None is all of them
 ALL: Stages = None
-Asked = Mapping[str, Stages]  # by key
+Asked = Mapping[str, Stages]  # stages by dotted key
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,10 @@ def _value(plan: PlanTables, key: str) -> object:
 
 
 def _is(key: str, *values: object, name: str = "") -> Trait:
-    """Return the trait of plans in which `key` is one of `values`."""
+    """Return the trait of plans in which `key` has one of `values`.
+
+    The trait is called `name`, or by the key with the first value.
+    """
     shown = name or say((Setting(key, values[0]),))
     return Trait(shown, (key,), lambda plan: {key: ALL} if _value(plan, key) in values else {})
 

@@ -30,7 +30,7 @@ from stageline.pipeline.tree import Tree, describe
 
 _SHOWN = 4  # names in an error
 POSITIONS = r"(^|\.)position_ids$"
-# As TensorFlow called them.
+# Names of TensorFlow's checkpoints, with torch's.
 LAYER_NORMS = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))
 
 
@@ -111,7 +111,7 @@ class Layers:
         demand_no_hooks([(name, each) for name, each in self.model.named_modules() if id(each) not in called])
 
     def check_cut(self, cut: Sequence[int | str]) -> None:
-        """Raise `ModelRefused` for a name in `cut` of which it is known why no layer begins there."""
+        """Raise `ModelRefused` for a name in `cut` at which no layer begins, if the reason is known. Here none is."""
 
 
 def _part(model: torch.nn.Module, name: str) -> torch.nn.Module:

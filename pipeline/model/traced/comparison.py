@@ -29,7 +29,7 @@ from .apart import Unfinished, backward_keeps_from_forking, run_apart
 from .export import Example, does_not_fit, plain_output
 from .unchanged import buffers_kept, model_kept
 
-Results = Mapping[tuple[str, str], Leaf]  # by kind and name
+Results = Mapping[tuple[str, str], Leaf]  # (kind, name) -> result
 Values = tuple[torch.Tensor, ...]
 _OUTPUTS, _GRADIENTS, _OF_INPUTS, _BUFFERS = "the output", "the gradient of", "the gradient of input", "the buffer"
 _MOST_MADE = 2**29  # bytes of parameters without memory that get random numbers, to be compared
@@ -162,7 +162,11 @@ class _Comparison:
             )
 
     def differences(self, *, trains: bool) -> list[_Difference]:
-        """Run both in the modules' present modes, with gradients if it `trains`, and return what differs."""
+        """Run the model and its layers in the modules' present modes, and return what differs.
+
+        Args:
+            trains: True to compute gradients too.
+        """
         wanted = self._wanted(trains)
         with buffers_kept(self._model):
             try:
@@ -227,7 +231,7 @@ class _Comparison:
     def _run(self, compute: Callable[[Values, bool], Any], trains: bool) -> Results:
         """Return all results of `compute`, with gradients if it `trains`. Inputs stay as they are, without `.grad`."""
         for parameter in self._model.parameters():
-            parameter.grad = None  # of a run that has raised
+            parameter.grad = None  # left by a run that has raised
         given = tuple(each.detach().clone().requires_grad_(each.requires_grad) for each in self._given)
         self._seed(0)
         with torch.set_grad_enabled(trains), self._seeding(trains):

@@ -135,7 +135,13 @@ class TracedLayer(BoundLayer):
     def __init__(
         self, training: TracedFunction, evaluation: TracedFunction, parts: Mapping[str, torch.nn.Module]
     ) -> None:
-        """Make the layer of `parts` of the model, given by their names, with its function in each mode."""
+        """Make the layer.
+
+        Args:
+            training: The layer's function in training mode.
+            evaluation: The layer's function in evaluation mode.
+            parts: Parts of the model, by their names.
+        """
         super().__init__(training, parts)
         self._functions = {True: training, False: evaluation}
         self.check_inputs = training.check
@@ -155,7 +161,13 @@ class TwoModes(Layer):
     """A layer that computes by one function in training mode, and by another in evaluation mode."""
 
     def __init__(self, names: tuple[str, ...], training: TracedFunction, evaluation: TracedFunction) -> None:
-        """Make the layer of the parts called `names`, with its function in each mode."""
+        """Make the layer.
+
+        Args:
+            names: Names of the layer's parts; the first one names the layer.
+            training: The layer's function in training mode.
+            evaluation: The layer's function in evaluation mode.
+        """
         super().__init__(names, training)
         self._training, self._evaluation = training, evaluation
 

@@ -1,6 +1,6 @@
 """The tables `queues`, `recovery`, `broker` and `workers.N`: what carries a run, and what follows the loss of a worker.
 
-The first docstring of each table is published in docs/plan.schema.json.
+The docstrings of the tables are published in docs/plan.schema.json.
 """
 
 import sys

@@ -94,7 +94,7 @@ class _NotNull:
     """Annotation of a key that may be left out, and is None then, but cannot be set to None, since TOML has no null."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler(source)["schema"]  # type: ignore[no-any-return]  # of a nullable type: that of the type in it
+        return handler(source)["schema"]  # type: ignore[no-any-return]  # the schema inside a nullable one
 
 
 Unset = Annotated[T | None, _NotNull()]  # None if the plan leaves the key out
@@ -149,7 +149,7 @@ def address(schemes: Mapping[str, str], *names: str) -> Accepts:
 
 
 def _matching(pattern: str, what: str) -> Accepts:
-    # Python's engine, by which the default names of runs are made: its \w is not that of pydantic's own.
+    # Python's engine makes the default names of runs, and its \w is not that of pydantic's own engine.
     return Accepts(what, core_schema.str_schema(strict=True, pattern=_whole_text(pattern), regex_engine="python-re"))
 
 
@@ -343,11 +343,11 @@ Cut = Annotated[
     ),
 ]
 _Part = Annotated[str, Field(strict=True, min_length=1)] | Annotated[int, Field(strict=True)]
-Target = Annotated[  # of a sample, or of a batch
+Target = Annotated[  # parts of a sample, or of a batch
     _Part | Annotated[tuple[_Part, ...], Field(min_length=1)],
     Accepts('a part of a sample, such as "label", 1 or ["box", "label"], or a function such as "data.py:split"'),
 ]
-Groups = Annotated[  # of parameters, each with settings of the optimizer
+Groups = Annotated[  # groups of parameters, each with settings of the optimizer
     tuple[Mapping[str, object], ...],
     PlainValidator(_groups, json_schema_input_type=list[dict[str, object]]),
     PlainSerializer(list, return_type=list[dict[str, object]]),
@@ -366,10 +366,10 @@ Offloaded = Annotated[
     tuple[_Offloadable, ...],
     Accepts('a list of "activations", "weights", "optimizer"', names=get_args(_Offloadable)),
 ]
-Workers = Annotated[  # by number
+Workers = Annotated[  # numbers of workers
     tuple[Annotated[int, whole(0)], ...], Accepts("a list of workers such as [0, 2]")
 ]
-Styles = Annotated[  # by patterns of the names of layers
+Styles = Annotated[  # styles by patterns of the names of layers
     Mapping[str, str],
     PlainValidator(_styles, json_schema_input_type=dict[str, Literal["colwise", "rowwise"]]),
     Accepts('a table of names and styles such as { "*.linear1" = "colwise", "*.linear2" = "rowwise" }'),

@@ -1,6 +1,7 @@
-"""The tables `schedule`, `stage.0`, `stage.1`, ..., `memory` and `taps`: the order of the work, and each stage's way.
+"""The tables `schedule`, `stage.0`, `stage.1`, ..., `memory` and `taps`: the order of the work, and settings of stages.
 
-Tables of memory and taps change no bit of what is trained.
+The tables `memory` and `taps` change no bit of what is trained. The docstrings of the tables are published in
+docs/plan.schema.json.
 """
 
 from typing import Annotated, get_args

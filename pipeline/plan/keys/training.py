@@ -1,4 +1,7 @@
-"""The tables `run`, `model`, `data`, `optimizer`, `lr_scheduler` and `evaluation`: what a run trains, on which data."""
+"""The tables `run`, `model`, `data`, `optimizer`, `lr_scheduler` and `evaluation`: what a run trains, on which data.
+
+The docstrings of the tables are published in docs/plan.schema.json.
+"""
 
 from pathlib import Path
 from typing import Annotated, Literal, get_args
