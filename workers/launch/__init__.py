@@ -1,4 +1,4 @@
-"""Starts a run's processes on this machine, watches them, starts them again, and ends them.
+"""Launch of a run on this machine: its processes are started, watched, started again, and ended.
 
 May import `process`, `preflight` and `runs`. Read `launch.py` first.
 """

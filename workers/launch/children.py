@@ -1,4 +1,4 @@
-"""The processes of a local run: started, restarted and ended.
+"""Processes of a local run: started, restarted and ended.
 
 Each is in a session of its own, so that Ctrl-C reaches `train` alone. They exit by themselves if `train` is killed.
 """
@@ -25,7 +25,7 @@ EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again aft
 
 @dataclass(frozen=True, slots=True)
 class ScriptProcess:
-    """The script that calls the workers: the index of its place, its pid, and what is cut at its end."""
+    """Script that calls the workers: the index of its place, its pid, and a lifeline that is cut at its end."""
 
     index: int
     pid: int
@@ -36,14 +36,21 @@ class ScriptProcess:
 class LocalRun:
     """Task of a local run: the processes and their places.
 
-    `plan` are the command-line arguments that name the plan (file and --set options).
-
-    `spawn` starts its processes; `sockets` is the folder for their sockets. `loading`: seconds that a worker may take
-    to load the model and the data. `restarts`: lost workers are started again. `resume`: continue the stopped run in
-    `folder`. `spares`: the number of spare workers; with spares, a restarted worker becomes a spare. `gone`: why
-    `spawn` can start no process any more, "" as long as it can. `script`: that of a scripted run. `length`: how
-    many steps the run has, if that is known. `broker`: where the broker that the plan names is found from here, if its
-    workers are on other machines: `workers` is 0 then; "": it takes an address of its own.
+    Attributes:
+        plan: Command-line arguments that name the plan (file and --set options).
+        workers: Number of workers; 0 if all are on other machines.
+        folder: Folder of the run.
+        spawn: Starts its processes.
+        sockets: Folder for their sockets.
+        loading: Seconds that a worker may take to load the model and the data.
+        restarts: Lost workers are started again.
+        resume: Continue the stopped run in `folder`.
+        spares: Number of spare workers; with spares, a restarted worker becomes a spare.
+        gone: Returns why `spawn` can start no process any more, "" as long as it can.
+        script: Script of a scripted run.
+        length: Number of steps of the run, if known.
+        broker: Address at which the broker is found from here, if the workers are on other machines; "": it takes an
+            address of its own.
     """
 
     plan: Sequence[str]
@@ -67,12 +74,13 @@ def broker_url(sockets: Path) -> str:
 
 
 class Children:
-    """The processes of a local run by name: the broker, one for each worker of the plan, and spares.
+    """Processes of a local run by name: the broker, one for each worker of the plan, and spares.
 
-    The context starts them on entry and ends them on exit; `kill_now` is asked whether they get no time to exit.
+    The context starts them on entry and ends them on exit.
     """
 
     def __init__(self, local: LocalRun, kill_now: Callable[[], bool]) -> None:
+        """Prepare the processes of `local`; `kill_now` returns True if they get no time to exit."""
         self.url = local.broker or broker_url(local.sockets)
         self.local = local
         self._kill_now = kill_now
@@ -83,6 +91,7 @@ class Children:
         self._spares = 0  # started so far
 
     def __enter__(self) -> Self:
+        """Start the broker, the workers and the spares."""
         self.start_broker(resume=self.local.resume, new=not self.local.resume)
         for index in (*range(self.local.workers), *[None] * self.local.spares):
             self._start_worker(index)
@@ -96,7 +105,7 @@ class Children:
             log[0].close()
 
     def start_broker(self, *, resume: bool, new: bool = False) -> None:
-        """`new`: no broker has served the run before."""
+        """Start the broker; `new` if no broker has served the run before."""
         how = (*(("--resume",) if resume else ()), *(("--new",) if new else ()))
         length = self.local.length
         if length is not None:
@@ -106,8 +115,10 @@ class Children:
         self.broker = self._start("broker", "broker", *self.local.plan, *bound, *run)
 
     def restart_worker(self, name: str, *, running: bool) -> str:
-        """Start a process in place of an ended worker; return its name. While the run is `running` and has spares,
-        one of them has taken the worker's place, so the new process is a spare."""
+        """Start a process in place of an ended worker; return its name.
+
+        While the run is `running` and has spares, a spare has taken the worker's place, so the new process is a spare.
+        """
         del self.workers[name]
         index = self.indexes.pop(name, None)
         return self._start_worker(None if running and self.local.spares else index)
@@ -168,9 +179,10 @@ def on_this_machine(rows: Iterable[Facts]) -> list[Facts]:
 
 
 class Hangs:
-    """Workers among `children` that hang. Times are monotonic, in seconds."""
+    """Workers of a local run that hang. Times are monotonic, in seconds."""
 
     def __init__(self, children: Children) -> None:
+        """Watch the workers of `children`."""
         self._children = children
         self._joined: set[int] = set()  # the pids that the broker knows
         self._since: dict[int, float] = {}  # by pid: from when on a worker hangs that is to be killed
@@ -178,12 +190,18 @@ class Hangs:
         self._why: dict[int, str] = {}  # by pid: why a worker was killed, if the broker does not know
 
     def has_joined(self, process: Child) -> bool:
+        """Return True if the broker knows the process."""
         return process.pid in self._joined
 
     def look(self, facts: Facts, started: Mapping[str, float], now: float) -> None:
-        """`facts` is the broker's new status; `started`: when each process was started, by name.
+        """Note which workers hang: lost ones, and those that have not joined in time.
 
         A lost worker that hangs does not learn that it is lost. Its process must end before it is restarted.
+
+        Args:
+            facts: The broker's new status.
+            started: Time at which each process was started, by name.
+            now: Present time.
         """
         rows = on_this_machine((*facts.get("workers", ()), *facts.get("spares", ())))
         self._joined |= {row["pid"] for row in rows}
@@ -197,7 +215,7 @@ class Hangs:
                 self._why[process.pid] = f"since it had not joined within {loading:g} s (recovery.loading)"
 
     def end(self, now: float) -> None:
-        """Ask those that hang for their place, and kill those that were asked before."""
+        """Ask hanging workers for their place, and kill those that were asked before."""
         for process in self._children.workers.values():
             since = now - self._since.get(process.pid, now)
             if since > LOST_TIMEOUT - TELL_TIMEOUT and process.pid not in self._asked and process.poll() is None:
@@ -212,7 +230,7 @@ class Hangs:
         return ", ".join(part for part in (self._why.get(process.pid, ""), f"in {line}" if line else "") if part)
 
     def where(self, facts: Facts) -> dict[str, str]:
-        """Return the places of workers that were lost and go on: "in forward (model.py, line 12)". By name."""
+        """Return the places of workers that were lost and go on, by name: "in forward (model.py, line 12)"."""
         rows = on_this_machine(facts.get("workers", ()))
         lost = {row["pid"] for row in rows if row.get("standing") == "lost"}
         workers = self._children.workers.items()

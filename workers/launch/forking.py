@@ -1,11 +1,11 @@
-"""How the template process is asked for a process, and forks it.
+"""Requests for processes to the template process, and the forks that serve them.
 
     train                               template
       │ ── request: the command's arguments, its log, the pipe for its report ──> fork
       │ <───────────────────── report: "pid 4711", and at its end "result 0" ───── process, in a session of its own
 
-The template forks twice, and what it forked first exits at once: so the process belongs to `train` from the beginning,
-which has its exit status even if the template is killed.
+The template forks twice, and the first fork exits at once: so the process belongs to `train` from the beginning, which
+has its exit status even if the template is killed.
 """
 
 import gc
@@ -32,7 +32,7 @@ NOT_FORKED = b"not forked\n"
 
 @dataclass(frozen=True, slots=True)
 class CommandToRun:
-    """The task of a process that was forked: run `arguments`, and report its result to `report`, a descriptor."""
+    """Task of a forked process: run `arguments`, and report its result to the descriptor `report`."""
 
     arguments: list[str]
     report: int
@@ -65,9 +65,9 @@ def parse_report(report: bytes) -> tuple[int | None, int | None]:
 def fork_on_request(
     requests: socket.socket, import_modules: Callable[[Sequence[str]], None] = lambda names: None
 ) -> CommandToRun | None:
-    """Fork a process for each request: return in that process what it has to do, and None in this one at the end.
+    """Fork a process for each request; return its task in that process, and None in this one at the end.
 
-    This process must have no threads: a fork would lack them, and what they hold would stay locked.
+    This process must have no threads: a fork would lack them, and locks that they hold would stay locked.
     """
     _share_memory()
     while (received := _receive(requests)) is not None:
@@ -154,15 +154,16 @@ ATTEMPTS = 3  # requests for one process, if templates end before they fork it
 
 
 class ForkedProcess(Child):
-    """A process that a template forks: asked for at once, known once it has started, and its result.
-
-    Args:
-        ask: Sends the request with the pipe for its report, or raises OSError.
-        give_up: Ends a template that hangs, and returns why templates end.
-        log: File that says why the process could not be started.
-    """
+    """Process that a template forks: requested at once, known once it has started, and its result."""
 
     def __init__(self, ask: Callable[[int], None], give_up: Callable[[], str], log: TextIO) -> None:
+        """Request the process.
+
+        Args:
+            ask: Sends the request with the pipe for its report, or raises OSError.
+            give_up: Ends a template that hangs, and returns why templates end.
+            log: File that says why the process could not be started.
+        """
         super().__init__()
         self._ask = ask
         self._give_up = give_up
@@ -171,7 +172,7 @@ class ForkedProcess(Child):
         self._request()
 
     def send_signal(self, number: int) -> None:
-        """Send it, unless the process has ended; one that has not started yet will not."""
+        """Send a signal, unless the process has ended; a process that has not started yet will not start."""
         if self.poll() is None and not self.pid:
             os.close(self._pipe)
             self.returncode = -number
@@ -196,7 +197,7 @@ class ForkedProcess(Child):
         return code
 
     def _look_for_start(self) -> int | None:
-        """Learn its pid, or return the exit code of a process that cannot be started."""
+        """Learn the pid, or return the exit code of a process that cannot be started."""
         over = self._read()
         self.pid = parse_report(self._reported)[0] or 0
         if self.pid:

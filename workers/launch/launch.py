@@ -1,4 +1,4 @@
-"""Launches a run on this machine: checks the plan, runs it to its end, keeps the result.
+"""Launch of a run on this machine: the plan is checked, run to its end, and the result kept.
 
 The run's folder also gets checksums of the data's first batches: a resumed run has to go on with the same data.
 """
@@ -41,7 +41,7 @@ from .trials import cut_arguments, memory_arguments, try_plan
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A run ready to start: its plan works and its folder exists."""
+    """Run ready to start: its plan works and its folder exists."""
 
     plan: Plan
     schedule: Schedule
@@ -82,14 +82,22 @@ def prepare_launch(
     spares: int = 0,
     run: str = "",
 ) -> Launch:
-    """Check that the plan can be run, in processes that `spawn` starts; name the run and make its folder.
+    """Check that the plan can be run, name the run and make its folder.
 
-    `arguments` name the plan on a command line.
-    `resume`: the id of the run to continue, "" for the plan's newest, None for a new one. `spares`: the number of spare
-    workers. `run`: the run's id, if a `StartingRun` has named it.
-    A run to continue whose plan lays the work out in another way goes on as a run of its own.
-    Raises `PlanRefused`, `ModelRefused`, `DataError`, `NoSuchRun`, `NoCheckpoint`, `SnapshotDamaged`, `FolderUnusable`
-    or `TooDeep`.
+    A resumed run whose plan lays the work out differently goes on as a run of its own.
+
+    Args:
+        plan: Plan of the run.
+        arguments: Arguments that name the plan on a command line.
+        spawn: Starts the processes in which the plan is tried.
+        resume: Id of the run to continue, "" for the plan's newest, None for a new one.
+        spares: Number of spare workers.
+        run: Id of the run, if a `StartingRun` has named it.
+
+    Raises:
+        PlanRefused, ModelRefused, DataError: The plan cannot work.
+        NoSuchRun, NoCheckpoint, SnapshotDamaged: The run cannot be continued.
+        FolderUnusable, TooDeep: The folder, or that for temporary files, cannot be used.
     """
     if not plan.queues.in_one_process:
         demand_short_socket_paths()
@@ -137,7 +145,7 @@ def prepare_launch(
 
 
 def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callable[[str], None]) -> str:
-    """Return the id of the run that goes on: `run`, or if `plan` lays it out in another way a run of its own."""
+    """Return the id of the run that goes on: `run`, or a run of its own if `plan` lays the work out differently."""
     if not runs.differences_from(plan, runs.folder(plan, run)):
         return run
     from stageline.workers.checkpoint.recut import continued, needs_recut  # load torch
@@ -150,8 +158,14 @@ def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callabl
 def run_launch(
     launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
 ) -> LaunchResult:
-    """Run it to the end. `arguments` name the plan on the command lines of its processes, which `template` starts;
-    `on_status` is called with every new status of the broker."""
+    """Run the launch to its end.
+
+    Args:
+        launch: Run that is ready to start.
+        arguments: Arguments that name the plan on the command lines of its processes.
+        on_status: Called with every new status of the broker.
+        template: Starts the processes.
+    """
     started = monotonic()
     outcome = _outcome(launch, arguments, on_status, template)
     if outcome.code:
@@ -202,8 +216,19 @@ def local_run(
     length: RunLength | None = None,
     remote: bool = False,
 ) -> LocalRun:
-    """Return the run in `folder`, of which `template` starts the processes; `arguments` name the plan on command lines.
-    `remote`: workers come from other machines."""
+    """Return the task of the run in `folder`.
+
+    Args:
+        plan: Plan of the run.
+        folder: Folder of the run.
+        arguments: Arguments that name the plan on command lines.
+        template: Starts the processes.
+        resume: Continue the stopped run.
+        spares: Number of spare workers.
+        script: Script of a scripted run.
+        length: Number of steps, if known.
+        remote: Workers come from other machines.
+    """
     return LocalRun(
         arguments,
         0 if remote else len(plan.workers),
@@ -225,15 +250,15 @@ FILE = "batches.json"
 
 
 def keep_first_batches(folder: Path, made: Transcript) -> None:
-    """Write the checksums to the run's `folder`, unless it has some."""
+    """Write the checksums of the first batches to the run's `folder`, unless it has some."""
     if not (folder / FILE).exists():
         persist_json(folder / FILE, FirstBatches(made.first, made.held_out))
 
 
 def demand_same_data(folder: Path, now: Transcript) -> None:
-    """Demand equal data.
+    """Raise `ModelRefused` if the run in `folder` began with other data than a trial has found `now`.
 
-    Raises `ModelRefused` if the run in `folder` began with other data than a trial has found `now`.
+    A missing or damaged file is ignored: it is a check, and no part of the run.
     """
     try:
         begun = msgspec.json.decode((folder / FILE).read_bytes(), type=FirstBatches)

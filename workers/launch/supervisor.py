@@ -1,4 +1,4 @@
-"""Supervises the processes of a run on this machine: starts the broker and the workers, watches and ends them.
+"""Supervision of a run's processes on this machine: the broker and the workers are started, watched and ended.
 
     train ──starts──> broker, worker 0, worker 1, ...        each in a session of its own: Ctrl-C reaches train alone
       │ <── status ── broker
@@ -41,7 +41,7 @@ _FINAL = frozenset(  # results after which a worker is not restarted
 
 
 def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts: None) -> LaunchOutcome:
-    """Run to the end and return the outcome; `on_status` is called with every new status of the broker.
+    """Run a local run to its end and return the outcome; `on_status` is called with every new status of the broker.
 
     The first SIGINT or SIGTERM stops the run, the second kills its processes. An end that the broker does not know, and
     so cannot record, is recorded here.
@@ -63,6 +63,7 @@ class Supervisor:
     """Watcher of the processes and the broker's status, which restarts, kills and stops."""
 
     def __init__(self, children: Children, client: Client) -> None:
+        """Watch `children`; `client` asks their broker."""
         self._children = children
         self._client = client
         self._facts: Facts = {}  # the broker's last status
@@ -98,8 +99,9 @@ class Supervisor:
         return None if over else self._failure()
 
     def _saves(self, facts: Facts) -> bool:
-        """Return True if workers of a stopped run are still finishing the step that is to be saved: they may be on
-        other machines, and the script may have stopped it.
+        """Return True if workers of a stopped run are still finishing the step that is to be saved.
+
+        They may be on other machines, and the script may have stopped the run.
         """
         if not facts.get("saving"):
             return False
@@ -108,8 +110,10 @@ class Supervisor:
         return monotonic() - self._stopped <= SAVE_TIMEOUT
 
     def _reason(self, facts: Facts) -> str:
-        """Return the reason for the end, as the broker gives it; with where workers hang that it lost, and with the
-        last log lines of workers that failed before they could report to it.
+        """Return the broker's reason for the end, and what it does not know.
+
+        Added are the places at which workers that it lost hang, and the last log lines of workers that failed before
+        they could report to it.
         """
         given, workers = str(facts.get("reason") or ""), self._children.workers
         if facts.get("phase") == "finished":
@@ -249,8 +253,9 @@ class Supervisor:
             broker.send_signal(signal.SIGKILL)
 
     def _failure(self) -> LaunchOutcome | None:
-        """Return the end of a run that the broker cannot end: it keeps exiting, is gone when the run is stopped, or a
-        worker exited before it joined.
+        """Return the end of a run that the broker cannot end, None if there is none.
+
+        The broker keeps exiting, is gone when the run is stopped, or a worker exited before it joined.
         """
         heard = max(self._stopped or 0.0, self._answered or 0.0)
         if self._stopped is not None and (self._has_broker_failed() or monotonic() - heard > STOP_TIMEOUT):
@@ -270,8 +275,9 @@ class Supervisor:
         return broker is not None and broker.poll() is not None and broker.result == ExitCode.FAILED
 
     def _has_broker_given_up(self) -> bool:
-        """Return True if the broker has ended since its records could not be written for as long as that is tried: the
-        next one would try the same again.
+        """Return True if the broker has ended since its records could not be written for as long as that is tried.
+
+        The next broker would try the same again.
         """
         return bool(self._facts.get("fault")) and self._has_broker_failed()
 
@@ -308,7 +314,7 @@ class Supervisor:
 
 
 def _label(name: str) -> str:
-    """ "worker 1", "spare 2"."""
+    """Return the name for people, such as "worker 1" or "spare 2"."""
     return name.replace("-", " ")
 
 

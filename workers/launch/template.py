@@ -1,4 +1,4 @@
-"""The template process: it has imported torch, and every process of a run is a fork of it, at work within milliseconds.
+"""Template process: it has imported torch, and all processes of a run are its forks, at work within milliseconds.
 
 train ──starts, once──> template ──forks──> trials, broker, workers, replacements, spares
 
@@ -42,12 +42,14 @@ _SET_SUBREAPER, _GET_SUBREAPER = 36, 37  # of prctl(2)
 
 
 class Template(AbstractContextManager["Template"]):
-    """A `Spawn`. Its process is started with the first request, or by `warm`.
+    """`Spawn` that forks a template process, which is started with the first request, or by `warm`.
 
-    `sockets`: a folder for sockets, removed once all processes that were forked have ended, even if this one is killed.
+    Attributes:
+        sockets: Folder for sockets, removed once all forked processes have ended, even if this one is killed.
     """
 
     def __init__(self) -> None:
+        """Make the folder for sockets, and adopt descendants that lose their parent."""
         self._was_subreaper = _become_subreaper(True)
         self._lifeline = LifelineOwner()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on leaving the context
@@ -58,6 +60,7 @@ class Template(AbstractContextManager["Template"]):
         self.sockets = self._folder.path
 
     def __call__(self, arguments: Sequence[str], log: TextIO) -> ForkedProcess:
+        """Request a process that runs the command `arguments` and writes to `log`."""
         ask = partial(self._ask, [*arguments, "--lifeline", str(self._lifeline.end)], log)
         return ForkedProcess(ask, self._give_up, log)
 
@@ -82,7 +85,7 @@ class Template(AbstractContextManager["Template"]):
             self._start()
 
     def preload(self, libraries: Sequence[str]) -> None:
-        """Have the template process import modules before it forks from now on; those that it lacks it leaves out."""
+        """Have the template process import modules before it forks from now on; modules that it lacks are left out."""
         self._libraries = libraries
         if self._running is not None and self._runs:
             self._running.preload(libraries)
@@ -94,7 +97,7 @@ class Template(AbstractContextManager["Template"]):
 
     @property
     def pid(self) -> int:
-        """The pid of the template process; 0 if there is none."""
+        """Process id of the template process; 0 if there is none."""
         return self._running.process.pid if self._running is not None else 0
 
     @property
@@ -139,7 +142,7 @@ class Template(AbstractContextManager["Template"]):
 
 
 class ForkedTemplate(Template):
-    """A template process that is a fork of this one: its forks have this process's objects, such as a script's model.
+    """Template process that is a fork of this one: its forks have this process's objects, such as a script's model.
 
     It is forked once, with the first request, or by `warm`, which comes before this process starts a thread. If it is
     killed, the processes that it forked go on, but none can be started in place of another.
@@ -147,6 +150,7 @@ class ForkedTemplate(Template):
 
     @property
     def gone(self) -> str:
+        """Reason why no process can be started any more: the template has ended; "" while it runs."""
         if self._running is None or (status := self._running.process.poll()) is None:
             return ""
         how = describe_status(status)
@@ -162,7 +166,7 @@ class ForkedTemplate(Template):
 
 
 class _Running:
-    """A template process, and the socket for requests to it."""
+    """Template process, and the socket for requests to it."""
 
     def __init__(self, process: Child, requests: socket.socket) -> None:
         self.process = process
@@ -181,15 +185,18 @@ class _Running:
                 send_request(self._requests, [IMPORT, *libraries], nothing.fileno(), nothing.fileno())
 
     def end(self) -> None:
-        """End it: it removes the sockets before, and one that has forked nothing may still be importing torch."""
+        """End the template process, which removes the sockets first.
+
+        One that has forked nothing gets no time, since it may still be importing torch.
+        """
         self._requests.close()
         self.process.end(EXIT_TIMEOUT if self._asked else 0.0)
 
 
 def _become_subreaper(on: bool) -> bool:
-    """Make descendants that lose their parent children of this process, so that their exit status is known, or do not.
+    """Switch adoption of descendants that lose their parent by this process, which then knows their exit status.
 
-    Returns True if they were before. Linux alone knows this.
+    Returns True if it was on before. Only Linux has it.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""Tries a plan before its run, in processes that are watched: the user's code may hang, crash, exit, or be random.
+"""Trials of a plan before its run, in processes that are watched: the user's code may hang, crash, exit, or be random.
 
 train ──starts──> trial A, trial B        at once; on other devices than the CPU, whose memory they share, in turn
   │ <── log ───── what each does, what the user's code prints, the result
@@ -53,7 +53,7 @@ _NOTHING = "Nothing was trained"
 
 
 class TrialFailed(ModelRefused):
-    """A trial has ended without a result, or took too long."""
+    """Error: a trial has ended without a result, or took too long."""
 
 
 def try_plan(
@@ -64,14 +64,22 @@ def try_plan(
     tell: Callable[[str], None] | None = None,
     layouts: bool = False,
 ) -> TriedPlan:
-    """Try the plan that `arguments` name on a command line, in processes that `spawn` starts.
+    """Try a plan in processes, and return the result.
 
-    What the user's code prints goes to stderr. Where two trials differ, the plan is refused; with `tell` that is called
-    with the difference instead ("" if there is none), and the trials are compared even if `data.check` is false.
-    `layouts`: the result has those of the stages. Where a plan has to be cut is measured first, once, and
-    then it is chosen what stages recompute and offload, if the plan has a limit of memory.
-    SIGINT and SIGTERM end the trials; then they do what they did before. Raises `PlanRefused`, `ModelRefused` or
-    `DataError`.
+    If the plan's cut is to be measured, that is done first, once. If it has a limit of memory, what stages recompute
+    and offload is chosen next. The user's output goes to stderr. SIGINT and SIGTERM end the trials, and then have their
+    former effect.
+
+    Args:
+        plan: Plan to try.
+        arguments: Arguments that name the plan on a command line.
+        spawn: Starts the processes.
+        tell: Called with the difference between two trials, "" if there is none; then they are compared even if
+            `data.check` is false. Without it, a difference refuses the plan.
+        layouts: The result has the layouts of the stages.
+
+    Raises:
+        PlanRefused, ModelRefused, DataError: The plan cannot work.
     """
     if plan.measures_cut:
         measured = cast(MeasuredCut, _carried_out(plan, arguments, spawn, 1)[0])
@@ -97,20 +105,26 @@ def try_plan(
 
 
 def measure_layers(plan: Plan, arguments: Sequence[str], spawn: Spawn) -> MeasuredLayers:
-    """Return the cost of each layer of the plan, measured in a process as `try_plan` starts them.
+    """Return the cost of each layer of the plan, measured in a process.
 
-    Raises as that does.
+    Args:
+        plan: Plan to measure.
+        arguments: Arguments that name the plan on a command line.
+        spawn: Starts the process.
+
+    Raises:
+        PlanRefused, ModelRefused, DataError: The plan cannot work.
     """
     return cast(MeasuredLayers, _carried_out(plan, [*arguments, "--costs"], spawn, 1)[0])
 
 
 def cut_arguments(cut: Sequence[int]) -> list[str]:
-    """Return a measured cut as arguments of commands: their plans have it from then on."""
+    """Return a measured cut as arguments of commands, whose plans have it from then on."""
     return ["--set", f"model.cut={list(cut)}"]
 
 
 def memory_arguments(chosen: Mapping[str, object]) -> list[str]:
-    """Return the choice for a limit as arguments of commands: their plans have it from then on."""
+    """Return the choice for a limit as arguments of commands, whose plans have it from then on."""
     return [word for key, value in chosen.items() for word in ("--set", f"{key}={json.dumps(value)}")]
 
 
@@ -136,8 +150,10 @@ def _carried_out(plan: Plan, arguments: Sequence[str], spawn: Spawn, count: int)
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """Give a function to call again and again: it ends the context after SIGINT or SIGTERM. Then the signal is
-    raised once more, for the handler from before."""
+    """Return a context that SIGINT or SIGTERM ends when its function is called, which is to be called often.
+
+    After the context, the signal is raised once more, for the handler from before.
+    """
     with Signals(on_first=lambda number: received.append(number)) as signals:
         received: list[int] = []
 
@@ -155,13 +171,13 @@ def _interruptible() -> Iterator[Callable[[], None]]:
 
 
 class _Interrupted(BaseException):
-    """A signal has come."""
+    """Exception: a signal has come."""
 
 
 class _TrialProcess(AbstractContextManager["_TrialProcess"]):
-    """A trial in a process of its own; with `shows`, output of the user's code is shown as it comes.
+    """Trial in a process of its own, which is ended on leaving the context.
 
-    Ended on leaving the context, whatever it does. `bound`: seconds that it may take.
+    With `shows`, output of the user's code is shown as it comes. `bound`: seconds that the trial may take.
     """
 
     def __init__(self, arguments: Sequence[str], spawn: Spawn, bound: float, *, shows: bool) -> None:
@@ -240,10 +256,16 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
 
 
 def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:
-    """Return the stages of `plan`, which `arguments` name on a command line, for the machines in the file `hosts`.
+    """Return the stages of `plan` for the machines in the file `hosts`.
 
-    Raises `PlanRefused`, `ModelRefused` or `DataError` if the plan or the file cannot work, `NoFit` if no stages have
-    room there.
+    Args:
+        plan: Plan to place.
+        arguments: Arguments that name the plan on a command line.
+        hosts: File of machines.
+
+    Raises:
+        PlanRefused, ModelRefused, DataError: The plan or the file cannot work.
+        NoFit: No stages have room on the machines.
     """
     machines = read_hosts(hosts)
     with Template() as processes:

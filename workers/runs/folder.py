@@ -1,4 +1,4 @@
-"""Names runs and the files in their folders."""
+"""Names of runs, and the files in their folders."""
 
 import os
 import secrets
@@ -31,7 +31,7 @@ SECRET = "broker.secret"  # noqa: S105 - likewise: the file with what it wants f
 
 
 class LaunchOutcome(msgspec.Struct, frozen=True, tag=True):
-    """The end of a run on this machine: exit code, the reason in words, and the broker's last status of the run."""
+    """End of a run on this machine: exit code, the reason in words, and the broker's last status of the run."""
 
     code: int
     reason: str
@@ -39,14 +39,23 @@ class LaunchOutcome(msgspec.Struct, frozen=True, tag=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """Schema train/1. `loss` is the last step's, None if it had no rows; `losses` are by step, counted from 0. A metric
-    that is no finite number is a text, since JSON has no such number; `float` reads it.
+    """Result of a finished run, in schema train/1.
 
-    `evaluations` has an entry for each round of evaluation, in order: after which `step`, over how many `rows`, the
-    mean `loss` and `metrics`; `metrics` are those of the last one. `best` is the best of them, where they are compared.
-    `stopped_early`: why the run has ended before its last step, which `steps` then is; None if it has not.
-    `microbatches` are those of one step. `gradient_norm` is that of the last step, where gradients are clipped.
-    `seconds` is from the start of the processes to the end of the run.
+    A metric that is not finite is a text ("nan", "inf"), since JSON has no such number; `float` reads it.
+
+    Attributes:
+        steps: Number of steps trained.
+        microbatches: Microbatches of one step.
+        loss: Loss of the last step; None if it had no rows.
+        losses: Losses by step, counted from 0.
+        metrics: Metrics of the last evaluation.
+        weights_sha256: Digest of the weights.
+        seconds: Time from the start of the processes to the end of the run.
+        gradient_norm: Norm of the last step, where gradients are clipped.
+        evaluations: Rounds of evaluation, in order: the `step` after which, the number of `rows`, the mean `loss` and
+            `metrics`.
+        best: Best round, where rounds are compared.
+        stopped_early: Why the run ended before its last step; None if it did not. `steps` is then the step of the end.
     """
 
     schema: str = "train/1"
@@ -66,7 +75,14 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Result:
-    """The result of a run from the broker's last status of it."""
+    """Return the result of a run.
+
+    Args:
+        run: Id of the run.
+        microbatches: Microbatches of one step.
+        facts: The broker's last status.
+        seconds: Duration of the run.
+    """
     last, norm = facts["last_loss"], facts.get("gradient_norm")
     return Result(
         run=run,
@@ -86,29 +102,29 @@ def result_of(run: str, microbatches: int, facts: Facts, seconds: float) -> Resu
 
 
 def new_id(plan: "plans.Plan") -> str:
-    """A name that no other run has, and that sorts by time: digits-20260131-235959-1f0c."""
+    """Return a name that no other run has, and that sorts by time: digits-20260131-235959-1f0c."""
     return f"{plan.run.name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def name_of(plan: "plans.Plan", resume: str | None) -> str:
-    """A new run's id, or with `resume` that of the run to continue. Raises `NoSuchRun`."""
+    """Return a new run's id, or the id of the run that `resume` names. Raises `NoSuchRun`."""
     return new_id(plan) if resume is None else run_to_resume(plan, resume)
 
 
 class FolderUnusable(StagelineError):
-    """The folder that a run's files go to cannot be made."""
+    """Error: the folder for a run's files cannot be made."""
 
     exit_code = ExitCode.REFUSED
 
 
 class NoSuchRun(StagelineError):
-    """There is no such run, or none that can be resumed."""
+    """Error: the run does not exist, or cannot be resumed."""
 
     exit_code = ExitCode.USAGE
 
 
 def run_to_resume(plan: "plans.Plan", run: str) -> str:
-    """The run to resume: `run`, or if that is "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
+    """Return the run to resume: `run`, or for "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
     if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
     if run and (folder(plan, run) / RESULT).exists():
@@ -123,9 +139,9 @@ def run_to_resume(plan: "plans.Plan", run: str) -> str:
 
 
 def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
-    """Raises `PlanRefused`, which names the differences, if the run in `folder` was begun with another plan.
+    """Raise `PlanRefused`, which names the differences, if the run in `folder` was begun with another plan.
 
-    `plan` has its stages and workers filled in. Without a readable plan there, only the broker can compare.
+    `plan` has its stages and workers filled in. Without a readable plan in `folder`, only the broker can compare.
     """
     if found := tuple(differences_from(plan, folder)):
         what = (f"run {folder.name} was begun with ", OTHER_SETTINGS, ": ", EachOnce(found))
@@ -133,8 +149,10 @@ def require_same_plan(plan: "plans.Plan", folder: Path) -> None:
 
 
 def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
-    """Where the run in `folder` was cut when it began, if this plan would measure that again, and has as many stages.
-    None if that cannot be read."""
+    """Return the cut of the run in `folder` if this plan would measure it again for the same number of stages.
+
+    Returns None otherwise, or if it cannot be read.
+    """
     match _kept_plan(folder):
         case {"model": {"cut": [*cut]}} if plan.measures_cut and len(cut) + 1 == plan.model.stages:
             return cut
@@ -142,8 +160,10 @@ def recorded_cut(plan: "plans.Plan", folder: Path) -> list[int] | None:
 
 
 def recorded_memory(plan: "plans.Plan", folder: Path) -> dict[str, object]:
-    """What was chosen for the limits of the run in `folder`, by key, of what this plan would choose again with the same
-    limits and layout. Nothing if that cannot be read."""
+    """Return, by key, the memory settings chosen for the run in `folder` that this plan would choose again.
+
+    Limits and layout must be equal. Returns nothing otherwise, or if the settings cannot be read.
+    """
     kept = _kept_plan(folder)
     stages = kept.get("model", {}).get("stages")
     if not plan.chooses_memory or stages is None:
@@ -159,7 +179,7 @@ def recorded_memory(plan: "plans.Plan", folder: Path) -> dict[str, object]:
 
 
 def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
-    """What a plan says of all stages and workers, but for the keys that are `chosen`; and the limits of workers."""
+    """Return a plan's memory settings for all stages and workers without the `chosen` keys, and the workers' limits."""
     of_all = {key: value for key, value in tables.get("memory", {}).items() if f"memory.{key}" not in chosen}
     return [of_all, {name: each.get("memory") for name, each in tables.get("workers", {}).items()}]
 
@@ -171,7 +191,7 @@ def differences_from(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]"
 
 
 def _kept_plan(folder: Path) -> dict[str, Any]:
-    """That of the run in `folder`, as tables; none if it cannot be read."""
+    """Return the plan of the run in `folder` as tables; an empty dict if it cannot be read."""
     try:
         return msgspec.json.decode((folder / PLAN).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
@@ -179,7 +199,7 @@ def _kept_plan(folder: Path) -> dict[str, Any]:
 
 
 def newest(plan: "plans.Plan") -> Path:
-    """The folder of the plan's newest run. Raises `NoSuchRun`."""
+    """Return the folder of the plan's newest run. Raises `NoSuchRun`."""
     found = _begun(plan.run.dir, f"{plan.run.name}-")
     if not found:
         raise NoSuchRun(f"no run of {plan.run.name} is in {plan.run.dir}")
@@ -187,28 +207,31 @@ def newest(plan: "plans.Plan") -> Path:
 
 
 def newest_in(runs: Path) -> Path | None:
-    """The run in the folder `runs` that was begun or resumed last, also one that is starting; None if there is none."""
+    """Return the folder of the run in `runs` that was begun or resumed last; None without runs.
+
+    A run that is starting counts, too.
+    """
     return next(reversed(all_in(runs)), None)
 
 
 def all_in(runs: Path) -> list[Path]:
-    """The folders of the runs in the folder `runs`, by the time at which each was begun or resumed."""
+    """Return the folders of the runs in `runs`, in the order in which they were begun or resumed."""
     files = [*runs.glob(f"*/{PLAN}"), *runs.glob(f"*/{OWNER}")]
     return list(dict.fromkeys(file.parent for file in sorted(files, key=_started, reverse=True)))[::-1]
 
 
 def is_known(folder: Path) -> bool:
-    """Whether a run was begun in `folder`, or is starting there."""
+    """Return True if a run was begun in `folder`, or is starting there."""
     return is_run(folder) or os.path.exists(folder / OWNER)
 
 
 def folder(plan: "plans.Plan", run: str) -> Path:
-    """The folder of a run's files: weights, logs, the broker's records, the result."""
+    """Return the folder of a run's files: weights, logs, the broker's records, the result."""
     return plan.run.dir / run
 
 
 def make_folder(plan: "plans.Plan", run: str) -> Path:
-    """Makes the folder of a run's files and returns it. Raises `FolderUnusable`."""
+    """Make the folder of a run's files and return it. Raises `FolderUnusable`."""
     made = folder(plan, run)
     if not is_utf8(str(made.absolute())):
         raise FolderUnusable(
@@ -232,12 +255,12 @@ def make_folder(plan: "plans.Plan", run: str) -> Path:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run was begun in `folder`."""
+    """Return True if a run was begun in `folder`."""
     return os.path.exists(folder / PLAN)  # False for a name that the system refuses
 
 
 def result_in(folder: Path) -> Result | None:
-    """The result of the run in `folder`, None if it has not finished. Raises `NoSuchRun` if the file is damaged."""
+    """Return the result of the run in `folder`, None if it has not finished. Raises `NoSuchRun` for a damaged file."""
     file = folder / RESULT
     try:
         return msgspec.json.decode(file.read_bytes(), type=Result)
@@ -248,7 +271,7 @@ def result_in(folder: Path) -> Result | None:
 
 
 def read_broker_url(folder: Path) -> str | None:
-    """The address of the broker of the run in `folder`, None if it has none."""
+    """Return the address of the broker of the run in `folder`, None if it has none."""
     try:
         return (folder / BROKER).read_text().strip()
     except OSError:
@@ -256,7 +279,10 @@ def read_broker_url(folder: Path) -> str | None:
 
 
 def read_control_secret(folder: Path) -> bytes:
-    """What the broker of the run in `folder` wants from those who stop the run; b"" if it has no broker."""
+    """Return the secret that the broker of the run in `folder` demands from clients that stop the run.
+
+    Returns b"" if the run has no broker.
+    """
     try:
         return bytes.fromhex((folder / SECRET).read_text())
     except (OSError, ValueError):
@@ -264,20 +290,22 @@ def read_control_secret(folder: Path) -> bytes:
 
 
 def write_broker_url(folder: Path, url: str, secret: bytes) -> None:
-    """Writes the address of the broker of the run in `folder`, and the run's control secret. Only this user may read
-    them: the address may hold a password."""
+    """Write the broker's address and the control secret of the run in `folder`.
+
+    Only this user may read the files: the address may hold a password.
+    """
     write_file(folder / SECRET, secret.hex().encode(), mode=0o600)
     write_file(folder / BROKER, f"{url}\n".encode(), mode=0o600)
 
 
 def remove_broker_url(folder: Path) -> None:
-    """The broker of the run in `folder` is about to exit."""
+    """Remove the broker's address and secret from `folder`, before the broker exits."""
     (folder / BROKER).unlink(missing_ok=True)
     (folder / SECRET).unlink(missing_ok=True)
 
 
 def _begun(runs: Path, prefix: str = "") -> list[Path]:
-    """The folders of the runs whose ids begin with `prefix`, by the time at which each was begun or resumed."""
+    """Return the folders of runs whose ids begin with `prefix`, in the order in which they were begun or resumed."""
     return [file.parent for file in sorted(runs.glob(f"{prefix}*/{PLAN}"), key=_started)]
 
 

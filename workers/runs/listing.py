@@ -1,8 +1,8 @@
-"""The runs in a folder, one row each, from their records alone: no broker is asked, and no plan is validated.
+"""Rows of the runs in a folder, from their records alone: no broker is asked, and no plan is validated.
 
-A row says why a run does not go on, and what can be done. `recorded_answer` answers what a run's broker would be asked,
-by the broker's own queries: the records are restored as a broker restores them, and what it last observed is taken
-back; nothing is decided on them.
+A row says why a run does not go on, and what can be done. `recorded_answer` answers questions to a run's broker by the
+broker's own queries: the records are restored as a broker restores them, and its last observations are taken back;
+nothing is decided on them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,14 +29,14 @@ from .records import RecordedRun, RecordedState, RecordsDamaged, recorded_run
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """`text`: what has become of the run; `action`: what can be done. Without a full stop."""
+    """State of a run in words (`text`), and what the user can do (`action`). Without a full stop."""
 
     text: str
     action: str
 
 
 def ending_of(run: RecordedRun) -> Ending:
-    """Return what has become of `run`, and the command that goes on with it."""
+    """Return the state of `run` in words, and the command that continues it."""
     reason = run.outcome.reason if run.outcome is not None else ""
     match run.state:
         case RecordedState.FINISHED:
@@ -97,11 +97,15 @@ def _begin(run: RecordedRun) -> str:
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of schema run-ls/1. `began` and `as_of` (when this was so) are seconds since the epoch.
+    """Run in schema run-ls/1.
 
-    `script`: it is called by a script, and has no `total` before its end.
-    `state` is one of `RecordedState`, or "damaged": then `reason` names the file. `steps` of `total` are finished, and
-    `loss` is the last one's; `plan` is the plan's digest.
+    Attributes:
+        began: Seconds since the epoch.
+        as_of: Time at which the row was true, in seconds since the epoch.
+        state: One of `RecordedState`, or "damaged": then `reason` names the file.
+        script: True if a script calls the run, which has no `total` before its end.
+        steps: Finished steps of `total`; `loss` is the last one's.
+        plan: Digest of the plan.
     """
 
     run: str
@@ -121,7 +125,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_rows(folder: Path) -> Iterator[RunRow]:
-    """The runs in `folder`, by the time at which each was begun or resumed."""
+    """Return rows of the runs in `folder`, in the order in which they were begun or resumed."""
     return map(_row, runs.all_in(folder))
 
 
@@ -152,15 +156,24 @@ def _row(folder: Path) -> RunRow:
 
 
 class QueryRefused(StagelineError):
-    """The run has no such thing as was asked for; the text says what it has."""
+    """Error: the run lacks what was asked for; the text says what it has."""
 
     exit_code = ExitCode.USAGE
 
 
 def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts:
-    """The answer under the same schema as a broker's. `phase` may also be "starting" and "killed".
+    """Return the answer to a question from a run's records, under the schema of the broker's answers.
 
-    Raises `QueryRefused`. Records of a wrong shape raise what `records.explained` turns into `RecordsDamaged`.
+    `phase` may also be "starting" and "killed".
+
+    Args:
+        run: Records of the run.
+        what: Question, such as "status".
+        of: Parameters of the question.
+
+    Raises:
+        QueryRefused: The records have no answer. Records of a wrong shape raise errors that `records.explained` turns
+            into `RecordsDamaged`.
     """
     facts = _unplanned(run, what) if run.plan is None else _asked(run, what, of)
     state = run.state
@@ -205,7 +218,7 @@ def _state(run: RecordedRun) -> RunState:
 
 
 def _unplanned(run: RecordedRun, what: str) -> Facts:
-    """Before a run's plan is known to work, there is little to tell."""
+    """Return the answer for a run whose plan is not yet known to work, about which little is known."""
     if what not in ("status", "why"):
         raise QueryRefused(f"{what}: run {run.id} has not begun: {ending_of(run).text}")
     nothing: dict[str, Any] = {

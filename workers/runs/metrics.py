@@ -1,4 +1,4 @@
-"""What a run has measured, in its folder: a line of JSON for each training step, and for each evaluation.
+"""Measurements of a run, in its folder: a line of JSON for each training step, and for each evaluation.
 
 metrics.jsonl        {"kind":"step","step":0,"loss":2.31,"learning_rates":[0.1],"rows":32,"time":1795415517.2}
                      {"kind":"step","step":1,"loss":2.29,"learning_rates":[0.1],"rows":32,"time":1795415517.3}
@@ -13,8 +13,8 @@ C steps are those of steps before C, and of evaluations up to C. A writer that w
 compute loop  --add-->  lines that wait  --about every second, and before each snapshot of the last stage-->  file
 
 A worker that begins at the checkpoint C replaces the file by a copy of its lines up to there. None of them is missing,
-since a snapshot is written only after them; and what a predecessor may still write goes to the file that was replaced.
-So the file has one line for each step, whatever was killed.
+since a snapshot is written only after them; and later lines of a predecessor go to the file that was replaced. So the
+file has one line for each step, whatever was killed.
 """
 
 import heapq
@@ -45,8 +45,11 @@ EVERY = 1.0  # seconds between two writes
 
 
 class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_field="kind"):
-    """Training step `step`: its loss, None without rows; the norm of its gradients, where they are clipped; the
-    learning rates of the last stage's groups in it; its rows; its end there, in seconds since the epoch."""
+    """Line of a training step.
+
+    `loss` is None without rows; `gradient_norm` exists where gradients are clipped; `learning_rates` are those of the
+    last stage's groups; `time` is the step's end, in seconds since the epoch.
+    """
 
     step: int
     loss: float | None
@@ -64,8 +67,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fie
 
 
 class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
-    """An evaluation after `step` training steps: means over its rows. `fit`: it belongs to that call of `Line.fit` in
-    its script, counted from 1."""
+    """Line of an evaluation after `step` training steps: means over its rows.
+
+    `fit` is the number of the `Line.fit` call that it belongs to, counted from 1 in its script.
+    """
 
     step: int
     loss: Value = None
@@ -95,26 +100,26 @@ _DECODER: msgspec.json.Decoder[MetricsLine] = msgspec.json.Decoder(MetricsLine)
 
 
 def evaluation_line(step: int, values: Mapping[str, float | None], time: float, fit: int | None) -> EvaluationMetrics:
-    """Of `values` by metric, "loss" among them or not."""
+    """Return the line of an evaluation; `values` are by metric, with or without "loss"."""
     written = {name: _written(value) for name, value in values.items()}
     loss = written.pop("loss", None)
     return EvaluationMetrics(step=step, loss=loss, metrics=written, time=time, fit=UNSET if fit is None else fit)
 
 
 def encoded(line: MetricsLine) -> bytes:
-    """As it stands in the file."""
+    """Return the line as bytes of the file, with its newline."""
     return msgspec.json.encode(line) + b"\n"
 
 
 def decoded(text: bytes) -> MetricsLine | None:
-    """None if `text` is no whole line of a file of metrics."""
+    """Return the line; None if `text` is no whole line of a file of metrics."""
     with suppress(msgspec.MsgspecError, UnicodeDecodeError):
         return _DECODER.decode(text) if text.endswith(b"\n") else None
     return None
 
 
 def lines_in(file: BinaryIO) -> Iterator[MetricsLine]:
-    """The whole lines from where `file` stands; others are left out."""
+    """Return the whole lines from the present position of `file`; others are left out."""
     return (line for line in map(decoded, file) if line is not None)
 
 
@@ -132,8 +137,10 @@ def place_of(line: MetricsLine) -> tuple[int, bool]:
 
 
 def keep_lines(source: Path, step: int, target: Path) -> int:
-    """Replace `target` by the lines in `source` that are not after `step` training steps, in one instant for readers.
-    Returns the newest step of an evaluation among them, -1 without one. Raises `OSError`; then nothing has changed."""
+    """Replace `target` by the lines in `source` up to `step` training steps, in one instant for readers.
+
+    Returns the newest step of an evaluation among them, -1 without one. Raises `OSError`; then nothing has changed.
+    """
     newest = -1
     make_folder(target.parent)
     draft = draft_of(target)
@@ -151,8 +158,10 @@ def keep_lines(source: Path, step: int, target: Path) -> int:
 
 
 def carry_lines(source: Path, step: int, target: Path, *names: str) -> None:
-    """Keep the lines of the files `names` in the folder `source` up to `step` in the folder `target`, as `keep_lines`
-    does; files that are not there, or are already in `target`, are left."""
+    """Copy the lines of the files `names` up to `step` from the folder `source` to the folder `target`.
+
+    Missing files, and files that `target` has, are left. Raises `OSError`.
+    """
     for name in names:
         if (source / name).exists() and not (target / name).exists():
             keep_lines(source / name, step, target / name)
@@ -170,13 +179,14 @@ def _written(value: float | None) -> Value:
 
 
 class MetricsTail:
-    """Of the run in `folder`."""
+    """Reader of a run's metrics while it goes on."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the metrics in the run's `folder` from the beginning."""
         self._files = [_FileTail(folder / name) for name in (METRICS, EVALUATIONS)]
 
     def read(self) -> list[MetricsLine]:
-        """The lines since the last time, in the order of training as far as they are there."""
+        """Return the lines since the last call, in the order of training as far as they are there."""
         return list(heapq.merge(*(file.read() for file in self._files), key=place_of))
 
 
@@ -210,13 +220,13 @@ class _FileTail:
 
 
 class TensorBoardMissing(StagelineError):
-    """The package tensorboard is not installed."""
+    """Error: the package tensorboard is not installed."""
 
     exit_code = ExitCode.USAGE
 
 
 def writer_class() -> Any:
-    """torch's `SummaryWriter`. Raises `TensorBoardMissing`."""
+    """Return torch's `SummaryWriter`. Raises `TensorBoardMissing`."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
@@ -228,20 +238,24 @@ def writer_class() -> Any:
 
 
 class EventFile(AbstractContextManager["EventFile"]):
-    """In `folder`, from step `start` on: TensorBoard drops what earlier files there have from that step on.
+    """TensorBoard event file. Scalars: "train/loss" and "train/gradient_norm" by training step.
 
-    Scalars: "train/loss" and "train/gradient_norm" by training step, "train/learning_rate/0" by group,
-    "evaluation/loss" and "evaluation/accuracy" by how many steps were trained. Raises `TensorBoardMissing`.
+    "train/learning_rate/0" is by group, "evaluation/loss" and "evaluation/accuracy" by the number of trained steps.
     """
 
     def __init__(self, folder: Path, start: int) -> None:
+        """Open a file in `folder`; TensorBoard drops entries of earlier files from step `start` on.
+
+        Raises `TensorBoardMissing`.
+        """
         self._writer = writer_class()(folder, purge_step=start)
 
     def __exit__(self, *_: object) -> None:
+        """Close the file."""
         self._writer.close()
 
     def flush(self) -> None:
-        """What was written can be read."""
+        """Write all entries, so that they can be read."""
         self._writer.flush()
 
     def add_step(
@@ -252,12 +266,12 @@ class EventFile(AbstractContextManager["EventFile"]):
         learning_rates: Iterable[float] = (),
         time: float | None = None,
     ) -> None:
-        """`time` is in seconds since the epoch; None: now."""
+        """Add a training step; `time` is in seconds since the epoch, None for now."""
         rates = {f"learning_rate/{group}": rate for group, rate in enumerate(learning_rates)}
         self._add("train", step, {"loss": loss, "gradient_norm": gradient_norm, **rates}, time)
 
     def add_evaluation(self, step: int, values: Mapping[str, float | None], time: float | None = None) -> None:
-        """After `step` training steps."""
+        """Add an evaluation after `step` training steps; `time` as in `add_step`."""
         self._add("evaluation", step, values, time)
 
     def _add(self, part: str, step: int, values: Mapping[str, float | None], time: float | None) -> None:
@@ -267,17 +281,21 @@ class EventFile(AbstractContextManager["EventFile"]):
 
 
 class MetricsNotWritten(StagelineError):
-    """The metrics of a run cannot be written; the text names the file and the reason."""
+    """Error: the metrics of a run cannot be written; the text names the file and the reason."""
 
 
 class MetricsFile(AbstractContextManager["MetricsFile"]):
-    """The metrics in a run's `folder`, for the worker of the last stage, which begins after `start` training steps.
+    """Metrics in a run's folder, written by the worker of the last stage.
 
-    `note` gets what keeps them from being written. That is tried again for a minute, as a snapshot is; meanwhile the
-    lines wait in memory. Raises `MetricsNotWritten`.
+    A fault that keeps lines from being written is tried again for a minute, as for a snapshot; the lines wait in
+    memory.
     """
 
     def __init__(self, folder: Path, start: int, note: Note = lambda fault: None) -> None:
+        """Keep the lines up to `start` training steps and start the thread; `note` gets faults that may pass.
+
+        Raises `MetricsNotWritten`.
+        """
         self._note = note
         path = folder / METRICS
         self._what = f"write {path}"
@@ -297,19 +315,21 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
+        """Write the waiting lines and close the file."""
         self.close()
 
     def close(self) -> None:
-        """Write what still waits in one attempt, for which this waits a second at most."""
+        """Write the waiting lines in one attempt, for at most a second, and close the file."""
         self._closing.set()
         self._thread.join(EVERY)
         if not self._thread.is_alive():
             self._file.close()
 
     def add(self, line: MetricsLine) -> None:
-        """Hand a line over, and return at once. An evaluation that the file has is left out: a worker that begins
-        after so many steps may evaluate again. Raises `MetricsNotWritten` once lines could not be written for a
-        minute."""
+        """Hand a line over, and return at once. Raises `MetricsNotWritten` once writing has failed for a minute.
+
+        An evaluation that the file has is left out: a worker that begins after its step may evaluate again.
+        """
         if self._failure is not None:
             raise self._not_written(self._failure) from self._failure
         if isinstance(line, EvaluationMetrics):
@@ -319,8 +339,10 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         self._added.append(line)
 
     def flush(self) -> None:
-        """When this returns, all lines that were added survive a power failure. For any thread. May be repeated after
-        it has raised `OSError`."""
+        """Write all added lines, so that they survive a power failure. For any thread.
+
+        May be repeated after it has raised `OSError`.
+        """
         with self._writing:
             while self._added:
                 self._unwritten.append(encoded(self._added.popleft()))
@@ -331,7 +353,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
                 self._unwritten.clear()
 
     def finish(self, wait: Callable[[float], object] = sleep) -> None:
-        """`flush`, tried again for a minute after a fault that may pass; `wait` waits for so many seconds."""
+        """Write all added lines, again for a minute after a fault that may pass; `wait` waits a number of seconds."""
         try:
             persist(self.flush, self._what, self._note, now=monotonic, wait=wait)
         except OSError as error:
@@ -349,7 +371,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
             structlog.get_logger().warning("metrics not written", reason=str(self._not_written(error)))
 
     def _attempt(self) -> float | None:
-        """Write what waits; seconds until the next time, None if there should be none."""
+        """Write waiting lines; return the seconds until the next attempt, None to make none."""
         try:
             self.flush()
         except OSError as error:
@@ -363,7 +385,7 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         return EVERY
 
     def _write(self, text: bytes) -> None:
-        """The file has no buffer, and may take a part at a time."""
+        """Write all of `text` at the end: the file has no buffer, and may take a part at a time."""
         self._file.truncate(self._end)  # what an attempt that failed has written
         self._file.seek(self._end)
         left = memoryview(text)

@@ -1,11 +1,11 @@
-"""Which process a run belongs to: `train`, a script's launcher, or a broker that was started alone.
+"""Process that a run belongs to: `train`, a script's launcher, or a broker that was started alone.
 
 Its file is the first in a run's folder:
 
     process.json    {"pid": 812, "host": "desk", "started": 1785.2, "began": 1786.0, "command": "train", ...}
 
 As long as that process is there, the run is not over; a run without a recorded end whose process is gone was killed.
-The broker records the end of a run, unless it is gone, or its records cannot be written: then it stands here.
+The broker records the end of a run, unless it is gone, or its records cannot be written: then `process.json` has it.
 """
 
 import os
@@ -35,10 +35,15 @@ _SAME = 1.0  # seconds by which two readings of a process's start may differ
 
 
 class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """The process, when it was `started`, and when it `began` the run (seconds since the epoch).
+    """Process that runs a run. Times are in seconds since the epoch.
 
-    `plan` and `sets` name the plan as on its command line, without passwords; `plan` is "" for one that is no file.
-    `ended`: why the process has ended the run without its broker, "" if it has not; `code` is the exit code then.
+    Attributes:
+        started: Time at which the process was started.
+        began: Time at which it began the run.
+        plan: Plan as on the command line, without passwords; "" for one that is no file.
+        sets: Overridden keys as on the command line, without passwords.
+        ended: Why the process has ended the run without its broker, "" if it has not.
+        code: Exit code of that end.
     """
 
     pid: int
@@ -54,7 +59,7 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alive(self) -> bool | None:
-        """Return True if the process is there; None if it is on another machine."""
+        """True if the process is there; None if it is on another machine."""
         if self.host != socket.gethostname():
             return None
         try:
@@ -66,18 +71,24 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begin(self) -> str:
-        """The command that begins another run of the plan."""
+        """Command that begins another run of the plan."""
         sets = (word for each in self.sets for word in ("--set", each))
         return shlex.join(["stageline", self.command, self.plan or "CONFIG", *sets])
 
     def resume(self, run: str) -> str:
-        """The command that continues the run."""
+        """Return the command that continues the run."""
         how = ("--resume", run) if self.command == "train" else ("--run", run, "--resume")
         return f"{self.begin} {shlex.join(how)}"
 
 
 def write_owner(folder: Path, plan: "plans.Plan", command: RunCommand) -> None:
-    """This process runs the run in `folder`. Raises `OSError`."""
+    """Record that this process runs the run in `folder`. Raises `OSError`.
+
+    Args:
+        folder: Folder of the run.
+        plan: Plan of the run.
+        command: Command that this process carries out.
+    """
     process = psutil.Process()
     owner = RunOwner(
         pid=process.pid,
@@ -93,7 +104,7 @@ def write_owner(folder: Path, plan: "plans.Plan", command: RunCommand) -> None:
 
 
 def read_owner(folder: Path) -> RunOwner | None:
-    """None if the file is not there. Raises `ValueError` if it is damaged."""
+    """Return the process of the run in `folder`, None without a file. Raises `ValueError` if it is damaged."""
     try:
         return msgspec.json.decode((folder / OWNER).read_bytes(), type=RunOwner)
     except (FileNotFoundError, NotADirectoryError):
@@ -101,8 +112,16 @@ def read_owner(folder: Path) -> RunOwner | None:
 
 
 def record_end(folder: Path, code: int, reason: str) -> None:
-    """This process has ended its run in `folder` with exit code `code`. On a full disk the file is written in place: it
-    keeps the block that it has. If that fails too, the run counts as killed."""
+    """Record that this process has ended its run, with an exit code and a reason.
+
+    On a full disk the file is written in place: it keeps the block that it has. If that fails, the run counts as
+    killed.
+
+    Args:
+        folder: Folder of the run.
+        code: Exit code.
+        reason: Reason in words.
+    """
     with suppress(OSError, ValueError):
         if (owner := read_owner(folder)) is None:
             return
@@ -116,25 +135,27 @@ def record_end(folder: Path, code: int, reason: str) -> None:
 
 
 class RunGoesOn(StagelineError):
-    """Another process runs it."""
+    """Error: another process runs the run."""
 
 
 class StartingRun(AbstractContextManager["StartingRun"]):
-    """`train` prepares the run `id`: within the context it shows as starting, and if that fails nothing is left behind.
-
-    Raises `NoSuchRun`, `FolderUnusable`, or `RunGoesOn`.
-    """
+    """Run that `train` prepares: inside the context it shows as starting; on an error, nothing is left behind."""
 
     def __init__(self, plan: "plans.Plan", resume: str | None) -> None:
+        """Name a new run of `plan`, or the run that `resume` names, and take its folder.
+
+        Raises `NoSuchRun`, `FolderUnusable`, or `RunGoesOn`.
+        """
         self._plan = plan
         self._take(make_folder(plan, name_of(plan, resume)))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Abandon the run after an error."""
         if kind is not None:
             self.abandon()
 
     def move_to(self, run: str) -> None:
-        """What is prepared goes on as `run`, whose folder is there. Raises `RunGoesOn`."""
+        """Continue the preparation as `run`, whose folder is there. Raises `RunGoesOn`."""
         if run == self.id:
             return
         folder = self._folder.with_name(run)
@@ -149,7 +170,7 @@ class StartingRun(AbstractContextManager["StartingRun"]):
         write_owner(folder, self._plan, "train")
 
     def abandon(self) -> None:
-        """As if the run had not been named; a folder with other files in it stays."""
+        """Undo the naming of the run; a folder with other files in it stays."""
         with suppress(OSError):
             if self._before is not None:
                 write_file(self._folder / OWNER, self._before)
@@ -173,7 +194,7 @@ def require_free(folder: Path) -> None:
 
 
 def _shown(file: Path | None) -> str:
-    """The plan's file from here, as short as it can be named: a folder stands for the plan in it."""
+    """Return the shortest name of the plan's file from here: a folder stands for the plan in it."""
     if file is None:
         return ""
     place = file.parent if file.name == "stageline.toml" else file
@@ -184,7 +205,7 @@ def _shown(file: Path | None) -> str:
 
 
 def _sets(plan: "plans.Plan") -> list[str]:
-    """Return what --set and the environment gave, but for addresses with a password."""
+    """Return the keys that --set and the environment gave, without addresses with a password."""
     from stageline.pipeline.plan.tables import flat
 
     values = flat(plan.as_mapping())

@@ -1,4 +1,4 @@
-"""What is recorded of a run in its folder, for those who ask when no broker answers.
+"""Records of a run in its folder, for commands that ask when no broker answers.
 
     process.json     which process the run belongs to: `owner.py`
     plan.json        its plan, resolved
@@ -56,11 +56,11 @@ TAIL = 3  # steps at the end that are not shown: in these the pipeline drains
 
 
 class RecordsDamaged(StagelineError):
-    """A record of the run cannot be read; the text names the file, and what is wrong with it."""
+    """Error: a record of the run cannot be read; the text names the file and the fault."""
 
 
 class RecordedState(StrEnum):
-    """What has become of a run."""
+    """State of a run according to its records."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -72,7 +72,10 @@ class RecordedState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """What the files in `folder` say; None and empty where there is no such file. `now`: seconds since the epoch."""
+    """Contents of the files in a run's folder; None and empty for missing files.
+
+    `now` is in seconds since the epoch.
+    """
 
     folder: Path
     now: float
@@ -85,11 +88,12 @@ class RecordedRun:
 
     @property
     def id(self) -> str:
+        """Id of the run: the name of its folder."""
         return self.folder.resolve().name
 
     @property
     def as_of(self) -> float:
-        """When the records were last written, in seconds since the epoch."""
+        """Time at which the records were last written, in seconds since the epoch."""
         if observed := self.stored.facts.get(OBSERVED):
             return float(str(observed["at"]))
         found = (self.folder / name for name in (runs.RESULT, runs.STORE, runs.PLAN, runs.OWNER))
@@ -97,7 +101,7 @@ class RecordedRun:
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """How the run ended; None if no end is recorded, or if the run has been resumed since."""
+        """End of the run; None if no end is recorded, or if the run has been resumed since."""
         if self.result is not None:
             early, digest = self.result.stopped_early, self.result.weights_sha256
             return RunOutcome(RunPhase.FINISHED, early or "all steps are done", ExitCode.OK, digest, early=bool(early))
@@ -110,6 +114,7 @@ class RecordedRun:
 
     @property
     def state(self) -> RecordedState:
+        """State of the run: killed if its process is gone without a recorded end."""
         outcome = self.outcome
         if outcome is not None and outcome.phase is RunPhase.FINISHED:
             return RecordedState.FINISHED
@@ -122,12 +127,12 @@ class RecordedRun:
 
     @property
     def progress(self) -> Mapping[str, Any]:
-        """The records of places and checkpoints; empty before the first worker."""
+        """Records of places and checkpoints; empty before the first worker."""
         return self.stored.facts.get("registry", {})
 
     @property
     def complete(self) -> int:
-        """The step of the newest complete checkpoint, 0 if there is none."""
+        """Step of the newest complete checkpoint, 0 if there is none."""
         return int(self.progress["checkpoints"]["complete"]) if self.progress else 0
 
     @property
@@ -157,10 +162,10 @@ class RecordedRun:
 
 @contextmanager
 def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun]:
-    """A context whose value is what is recorded in `folder`. `store`: an address in place of the plan's `broker.store`,
-    which is recorded without its password.
+    """Return a context whose value is the records in `folder`.
 
-    Raises `RecordsDamaged`, in the context too if what it asks of the records is damaged, or `StoreUnusable`.
+    `store` is an address in place of the plan's `broker.store`, which is recorded without its password.
+    Raises `RecordsDamaged`, in the context too if the records that it reads are damaged, or `StoreUnusable`.
     """
     with explained(str(folder / runs.OWNER)):
         owner = read_owner(folder)
@@ -182,7 +187,10 @@ def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun
 
 @contextmanager
 def explained(place: str) -> Iterator[None]:
-    """Turns what records of a wrong shape lead to into `RecordsDamaged`, which names their `place`."""
+    """Return a context that turns errors from records of a wrong shape into `RecordsDamaged`.
+
+    The error names `place`, the place of the records.
+    """
     try:
         yield
     except (ValueError, LookupError, TypeError, ArithmeticError, AttributeError, struct.error) as error:
@@ -196,14 +204,14 @@ def _open_store(folder: Path, address: str) -> Store:
 
 
 class RecutNote(msgspec.Struct, frozen=True):
-    """Of which run, and after how many of its steps, a run goes on in another layout."""
+    """Run, and number of its steps, that a run in another layout goes on from."""
 
     run: str
     step: int
 
 
 def read_note(folder: Path) -> RecutNote | None:
-    """That of the run in `folder`; None without one, or with one that cannot be read."""
+    """Return the note of the run in `folder`; None without one, or if it cannot be read."""
     try:
         return msgspec.json.decode((folder / NOTE).read_bytes(), type=RecutNote)
     except (OSError, msgspec.MsgspecError):
@@ -211,14 +219,22 @@ def read_note(folder: Path) -> RecutNote | None:
 
 
 def recut_id(run: str, step: int, plan: Plan) -> str:
-    """The id of the run that goes on from the checkpoint of `step` of `run` as `plan` has it."""
+    """Return the id of the run that continues the checkpoint of `step` of `run` under `plan`.
+
+    Args:
+        run: Id of the old run.
+        step: Number of its steps done.
+        plan: New plan.
+    """
     identity = sha256(f"{run}/{step}/{plan.digest()}".encode()).hexdigest()
     return f"{_SUFFIX.sub('', run)}-at{step}-{identity[:6]}"
 
 
 def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
-    """Return what the run `run` goes on from; None if it goes on from no other run, or repeats one from step 0. A
-    broker's machine may have no note."""
+    """Return the run that `run` goes on from; None if there is none, or if `run` repeats one from step 0.
+
+    A broker's machine may have no note.
+    """
     folder = runs.folder(plan, run)
     note, named = read_note(folder), _SUFFIX.search(run)
     source = "" if note is None else str(runs.folder(plan, note.run))
@@ -227,7 +243,7 @@ def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
 
 
 def read_code(folder: Path) -> ScriptCode | None:
-    """Return what is kept in the run's `folder`; None if its workers are not to join by names."""
+    """Return the recorded code of the run in `folder`; None if its workers are not to join by names."""
     try:
         return msgspec.json.decode((folder / CODE).read_bytes(), type=ScriptCode)
     except FileNotFoundError:
@@ -235,19 +251,25 @@ def read_code(folder: Path) -> ScriptCode | None:
 
 
 def hashes_of(root: Path, files: Iterable[str]) -> dict[str, str]:
-    """The SHA-256 (hex) of each of `files`, given by their paths in `root`. Raises `OSError`."""
+    """Return the SHA-256 (hex) of each of `files`, given by their paths in `root`. Raises `OSError`."""
     return {file: sha256((root / file).read_bytes()).hexdigest() for file in sorted(files)}
 
 
 def public_version(torch: str) -> str:
-    """torch's version without its build: "2.13.0+cu126" computes with the same code as "2.13.0+cpu"."""
+    """Return the version of `torch` without its build: "2.13.0+cu126" computes with the same code as "2.13.0+cpu"."""
     return torch.partition("+")[0]
 
 
 def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = None) -> Store:
-    """The store of `run`. Raises `StoreUnusable`.
+    """Return the store of `run`.
 
-    With `waiting`, faults that may pass are waited for, and `waiting(reason)` is called meanwhile.
+    Args:
+        plan: Plan of the run.
+        run: Id of the run.
+        waiting: Called with the reason while a fault that may pass is waited for; None does not wait.
+
+    Raises:
+        StoreUnusable: The store cannot be opened.
     """
     if plan.broker.store == runs.IN_FOLDER:
         file = runs.folder(plan, run) / runs.STORE
@@ -257,10 +279,17 @@ def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = Non
 
 
 def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:
-    """Every action of a few of the last of `steps` training steps, in seconds since the epoch.
+    """Return all actions of a few of the last `steps` training steps, in seconds since the epoch.
 
-    One synchronous step, or as many asynchronous ones as show how they overlap. Nothing if the
-    store of the run is still in use, was deleted, or holds no times.
+    Args:
+        plan: Plan of the run.
+        run: Id of the run.
+        schedule: Schedule of the run.
+        steps: Number of training steps.
+
+    Returns:
+        One synchronous step, or as many asynchronous ones as show how they overlap. Nothing if the store of the run is
+        still in use, was deleted, or holds no times.
     """
     if plan.broker.store == runs.IN_FOLDER and not (runs.folder(plan, run) / runs.STORE).exists():
         return []
@@ -275,7 +304,13 @@ def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> 
 
 
 def measured(store: Store, schedule: Schedule, steps: range) -> list[Timed]:
-    """The actions of `steps`, as far as their times are recorded."""
+    """Return the actions of `steps` in `store`, as far as their times are recorded.
+
+    Args:
+        store: Store of the run.
+        schedule: Schedule of the run.
+        steps: Range of training steps.
+    """
     found = ((stage, step, store.record(stage, step)) for step in steps for stage in range(schedule.copies))
     return [
         Timed(schedule.owner(stage), action, start, end, step)
