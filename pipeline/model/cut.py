@@ -32,8 +32,7 @@ def build_segments(plan: Plan) -> list[Segment]:
     Raises:
         PlanRefused: Where to cut has yet to be measured.
         ModelRefused: The factory is missing or fails, how to cut its model is not known, the cut does not fit the
-            model,
-            or two stages would share a buffer.
+            model, or two stages would share a buffer.
     """
     plan.demand_cut()
     base = base_folder(plan).absolute()  # before user code may change the current folder

@@ -29,8 +29,7 @@ def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, 
         names: Names of the layers, in order.
         layers: The layers.
         cut: Numbers or names of the layers with which stages 1, 2, ... begin; None or text cuts by size, and
-            `EACH_LAYER`
-            before every layer.
+            `EACH_LAYER` before every layer.
         stages: Number of stages for a cut by size; None is 1.
 
     Raises:
@@ -109,8 +108,7 @@ def layers_of(model: object, cut: Cut) -> _NamedLayers:
 
     Raises:
         ModelRefused: How to cut the model is not known; a call of the model does more than calls of its layers; or
-            `cut`
-            has a name of which it is known why no layer begins there.
+            `cut` has a name of which it is known why no layer begins there.
     """
     if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
         return _children(model)

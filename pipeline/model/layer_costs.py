@@ -182,7 +182,7 @@ class LayerRanges:
 
         Returns:
             Bytes of all weights with what belongs to them, of the trained among these, and of a microbatch's
-                activations.
+            activations.
         """
         if begin not in self._known:
             self._known[begin] = self._from(begin)

@@ -91,8 +91,7 @@ def call(function: Callable[..., Any], key: str, **options: Any) -> Any:
 
     Raises:
         ModelRefused: The factory raises anything, and the error names the user's line; or it has changed torch's
-            default
-            device.
+            default device.
     """
     try:
         made = function(**options)

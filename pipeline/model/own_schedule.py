@@ -63,8 +63,7 @@ def rows_by(function: Any, plan: "plans.Plan") -> list[str]:
 
     Raises:
         ModelRefused: The function cannot be called, raises, takes longer than `LONGEST`, or returns something else than
-            a
-            list of actions for each worker.
+            a list of actions for each worker.
         PlanRefused: The number of stages is not known yet.
     """
     from .load import call

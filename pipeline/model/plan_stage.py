@@ -95,8 +95,7 @@ def optimizer_of(plan: Plan) -> OptimizerFactory:
 
     Raises:
         ModelRefused: The factory cannot be loaded. The returned function raises it if the factory fails, or does not
-            return
-            an optimizer.
+            return an optimizer.
     """
     return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
 

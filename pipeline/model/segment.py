@@ -32,8 +32,7 @@ class Segment:
             `load`.
         order: Number of each parameter among those of the unsplit model, by name.
         titles: Name of each parameter among those of the unsplit model, by name: stages that share a parameter may call
-            it
-            otherwise.
+            it otherwise.
     """
 
     index: int

@@ -45,9 +45,8 @@ class Layer:
         names: Names of modules of the model, or of parameters and buffers of a module whose other parts are elsewhere.
             The first one names the layer.
         function: Called as `function(x, *parts)` with the output of the layer before, or the batch's inputs, and the
-            named
-            modules and tensors. Returns the input of the next layer: tensors, None, numbers, bools and texts, nested in
-            tuples, lists and dicts. Without a function the one module is called with `x`.
+            named modules and tensors. Returns the input of the next layer: tensors, None, numbers, bools and texts,
+            nested in tuples, lists and dicts. Without a function the one module is called with `x`.
     """
 
     def __init__(self, names: str | Sequence[str], function: LayerFunction | None = None) -> None:
@@ -78,8 +77,7 @@ class Layers:
         bound: The modules that compute the layers.
         parameters: The model's parameters by name, in its own order.
         difference: The reason why the layers should not be trained: in what they are known to compute something other
-            than
-            the model; "" if there is none.
+            than the model; "" if there is none.
     """
 
     difference: str = ""
@@ -89,8 +87,7 @@ class Layers:
 
         Raises:
             ModelRefused: A name is not the model's, two layers have one name, or a parameter or buffer of the model is
-                in no
-                layer.
+                in no layer.
         """
         self.model = model
         self.names = [layer.names[0] for layer in layers]
@@ -191,8 +188,7 @@ class Family:
     Attributes:
         module: Name of the module of the class, which is imported where there is such a model.
         replaced: Class names of the parts whose forward is not called, since `layers` does the same, by the parts'
-            names;
-            "" is the model itself. The classes are of `module` or of torch.
+            names; "" is the model itself. The classes are of `module` or of torch.
         layers: Returns the layers of a model.
         stored: Names that files have for the weights.
     """

@@ -64,9 +64,8 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
     Args:
         model: The model.
         example: Inputs of a batch: a tensor, a dict of the model's arguments, or a tuple of them; tensors of any dtype,
-            of
-            shape (rows, ...). With 2 rows or more, microbatches may have any number of rows from 2 on; with 1 row, they
-            have 1 row each.
+            of shape (rows, ...). With 2 rows or more, microbatches may have any number of rows from 2 on; with 1 row,
+            they have 1 row each.
         within: Names of modules that are no layers: the modules in them are.
 
     Raises:
