@@ -234,6 +234,8 @@ def draw_svg(timed: Sequence[Timed], *, title: str, seconds: bool = False) -> st
 
 
 class _Image:
+    """Image of a timetable, with a `title`."""
+
     def __init__(self, sheet: _Sheet, title: str) -> None:
         self._sheet = sheet
         self._title = title

@@ -1,8 +1,8 @@
 """Audit of each cut of a plan's model: what it gives away after some steps of training, with and without a defence.
 
-The one who looks is given what crosses the cut for all rows, the inputs of three quarters of them, and the label of one
-row of each class: a server with data of its own and the client's part of the model, for example. What can be told of
-the other rows is measured.
+The audit takes the place of an observer who sees what crosses the cut for all rows, and who knows the inputs of three
+quarters of them and the label of one row of each class. Such an observer is, for example, a server with data of its
+own and the client's part of the model. The audit measures what this observer can tell of the other rows.
 
 Pictures are PNG files, written by the standard library alone (W3C Recommendation PNG, third edition, 2025).
 """

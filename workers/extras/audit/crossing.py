@@ -73,6 +73,8 @@ def _codecs(plan: Plan, above: int | None) -> CutCodecs:
 
 
 class _Passed(torch.autograd.Function):
+    """Passage of a tensor through the codecs of a cut: values by the forward codec, gradients by the backward codec."""
+
     @staticmethod
     def forward(context: Any, tensor: Tensor, codecs: CutCodecs) -> Tensor:
         context.codec = codecs.backward
@@ -138,6 +140,8 @@ class EqualNormGradients(nn.Module):
 
 
 class _EqualNorm(torch.autograd.Function):
+    """Function of `EqualNormGradients`: an identity whose backward equalizes the norms of the rows' gradients."""
+
     @staticmethod
     def forward(context: Any, x: Tensor) -> Tensor:
         return x.view_as(x)

@@ -1,10 +1,10 @@
 """Measures how much crosses a cut: decoders of inputs, distance correlation, and label leakage.
 
-Decoders compute inputs from what crosses, as one could who has such pairs for some rows, and measure others:
+Decoders compute inputs from what crosses. They are trained on rows whose inputs are known, and measured on the others:
 
     linear    ridge regression; the penalty is the best of `PENALTIES` on a fifth of the rows that it is trained on
     conv      Linear, twice (upsample, convolution, ReLU), convolution: trained by Adam on the squared error; for inputs
-              that are no images, a network of two linear layers. For how many epochs, a fifth of the rows says, too
+              that are no images, a network of two linear layers. A fifth of the rows chooses the number of epochs, too
 
 Images are decoded at 32 x 32 pixels at most. Many features are first reduced to their `MOST_FEATURES` main components.
 
@@ -14,17 +14,17 @@ Distance correlation tells how much two sets of numbers for the same rows depend
     dCor(x, y)^2 = mean(A B) / sqrt(mean(A A) mean(B B))
 
 Szekely, Rizzo and Bakirov, Measuring and testing dependence by correlation of distances, Ann. Statist. 35 (2007).
-It is 0 of independent variables, and 1 where one is a similar image of the other. Of a finite sample of many dimensions
-it is far above 0 by chance (Szekely and Rizzo, J. Multivariate Analysis 117, 2013), so it is compared with that of
-pairs that do not belong together.
+The value is 0 for independent variables, and 1 if one is a similar image of the other. For a finite sample of many
+dimensions it is far above 0 by chance (Szekely and Rizzo, J. Multivariate Analysis 117, 2013), so it is compared with
+the value of pairs that do not belong together.
 
 Labels are told from gradients at a cut by two scores, measured by the area under the ROC curve:
 
     norm         |g_i|: rows of a rare, or not yet learned, class have larger gradients
     direction    cos(g_i, g_h), h one row whose label is known: rows of its class have gradients that point its way
 
-Li et al., Label leakage and protection in two-party split learning, ICLR 2022, arXiv 2102.08504. There labels are 0 and
-1. With more classes, each is told from all others, and the mean over classes counts. 0.5 is what guessing gives.
+Li et al., Label leakage and protection in two-party split learning, ICLR 2022, arXiv 2102.08504, has labels 0 and 1.
+With more classes, each is told from all others, and the mean over classes counts. Guessing gives 0.5.
 """
 
 from collections.abc import Callable, Iterator

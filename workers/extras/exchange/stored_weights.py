@@ -141,8 +141,8 @@ def take_weights(
 ) -> StoredWeights:
     """Call `use` with the weights that `weights_in` finds, and return them.
 
-    If the run deletes the newest checkpoint while it is used, the newest one by then is used, up to ten attempts in
-    all. Errors of `weights_in` and `use` are raised.
+    If `step` is None and the run deletes the newest checkpoint while it is used, `use` is called again with the newest
+    one by then, up to ten times in all. Errors of `weights_in` and `use` are raised.
 
     Args:
         folder: Folder of the run.

@@ -1,12 +1,12 @@
 """Choice of an option for each stage, so that no worker takes more than its limit, for the least time in all.
 
-Stages are added one by one, and of the combinations so far only those are kept that fit, and that no other one beats in
-time and in all that it takes of every worker: whatever comes after, that one would fit too and be as cheap. So the
-choice is exact, for up to four stages that share workers. There are too many combinations of more; these do the same.
+Stages are added one by one. A combination so far is kept only if it fits and no other one beats it, in time and in all
+that it takes of every worker: whatever comes after, that other one would fit too and be as cheap. So the choice is
+exact, for up to four stages that share workers. More stages have too many combinations, and share the same switches.
 
 Bounds on the time of combinations leave most out early: a knapsack's, with a price on memory. At any price of a byte,
-taking of each stage the option with the least time and price together, less the price of all memory there is, is no
-dearer than the best that fits (Lagrangian relaxation: Fisher, Management Science 27, 1981).
+take of each stage the option with the least time and price together, less the price of all memory there is: the sum is
+no dearer than the best that fits (Lagrangian relaxation: Fisher, Management Science 27, 1981).
 
 If nothing fits, a `Shortfall` names the worker that takes too much, the closest choice, and how much that would need.
 """

@@ -106,7 +106,13 @@ class PrefixCaching(WorkerFeature):
         self._first = first
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
-        """Return `compute`, wrapped for forwards of the first stage that trains: marked rows are kept or replayed."""
+        """Return `compute`, wrapped for forwards of the first stage that trains: marked rows are kept or replayed.
+
+        Args:
+            stage: Stage that is computed.
+            kind: Kind of its actions.
+            compute: Function that carries out an instruction.
+        """
         if stage.index != self._first or kind != Kind.FORWARD:
             return compute
 

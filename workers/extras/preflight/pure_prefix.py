@@ -1,4 +1,4 @@
-"""Tries whether what leaves the frozen first stages follows from each sample alone, so that it can be kept by sample.
+"""Trial of the frozen first stages: their output can be kept by sample only if it follows from each sample alone.
 
 the first microbatch, twice under different seeds     the same bits, and no buffer has changed
 the same without its last row                         one row less in each tensor

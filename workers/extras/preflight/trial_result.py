@@ -1,4 +1,4 @@
-"""Result of a trial: estimates, a transcript of what was computed on the way, or why the plan cannot work.
+"""Result of a trial: estimates, a transcript of the values computed on the way, or why the plan cannot work.
 
 It crosses as JSON from the process of the trial to the one that started it, in the log of what the user's code prints.
 Reading it needs no torch.

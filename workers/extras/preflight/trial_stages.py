@@ -1,11 +1,13 @@
-"""The stages of a trial, all at once, or one at a time where their weights are in files; their bytes and their rows.
+"""Executors of a trial's stages, and measurements on them: bytes of live tensors, and rows of data that leave a stage.
 
-Bytes are those of tensors that operations make, while these are there: what a stage takes besides what it holds. They
-are counted as torch's dispatcher sees operations, in backward too: memory that an operation takes and frees by itself
-is not seen, and that of files does not count.
+All stages exist at once, or one at a time if their weights are in files.
 
-Rows of the data are looked for in what leaves the stages that stay with it: only a trial can show that the promise of
-`data.stays` is broken.
+Bytes are those of tensors that operations make, while these exist: the memory that a stage takes besides the memory
+that it holds. They are counted as torch's dispatcher sees operations, in backward too. Memory that an operation takes
+and frees by itself is not seen, and memory mapped from files does not count.
+
+Rows of the data are looked for in the results that leave the stages at the worker of the data: only a trial can show
+that the promise of `data.stays` is broken.
 """
 
 import gc
@@ -174,7 +176,7 @@ def _tensors(values: Tree) -> list[torch.Tensor]:
 def demand_changed(job: Job, stage: int, given: Tree) -> None:
     """Raise `PlanRefused` if rows of the data leave their worker unchanged although `data.stays` is set.
 
-    The check applies if the next stage is at another worker than stage 0, and looks for rows and texts of the first
+    Checked are stages at the worker of stage 0 whose next stage is at another worker, for rows and texts of the first
     microbatch. A row counts as unchanged if it is only reshaped, joined with others, or passed on.
 
     Args:

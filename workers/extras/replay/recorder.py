@@ -168,7 +168,13 @@ def taken_queues(instruction: Instruction) -> tuple[str, ...]:
 
 
 def number_of(job: Job, step: int, action: Action) -> int:
-    """Return the number under which the messages of `action` in `step` are recorded."""
+    """Return the number under which messages are recorded: `step * microbatches + microbatch`.
+
+    Args:
+        job: Job with the schedule.
+        step: Step of the action.
+        action: Action that takes or gives the messages.
+    """
     return step * job.schedule.microbatches + action.microbatch
 
 
@@ -188,7 +194,13 @@ class Recorder(WorkerFeature):
             self._writer.close(PATIENCE if error is None else 4 * PATIENCE)
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
-        """Return `compute`, wrapped so that inputs and results are recorded; evaluation is not."""
+        """Return `compute`, wrapped so that inputs and results are recorded. Evaluation is not recorded.
+
+        Args:
+            stage: Stage that is computed.
+            kind: Kind of its actions.
+            compute: Function that carries out an instruction.
+        """
         if (writer := self._writer) is None:
             return compute
 

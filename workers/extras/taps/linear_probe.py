@@ -1,12 +1,12 @@
-"""Linear probes: what can be told from features by a linear function, as trained on some rows and measured on others.
+"""Linear probes: linear functions from features to a target, trained on some rows and measured on others.
 
 classes   multinomial logistic regression   minimizes  mean cross entropy + l2 / 2 * |W|^2     scored by accuracy
 numbers   ridge regression                  minimizes  mean squared error + l2 * |W|^2         scored by R^2
 
-In float64, from zeros, on all rows at once: the same rows give the same probe. Features are standardized by the rows
-that it is trained on. `l2` is the one of `PENALTIES` that is best on a part of these rows that it was not trained on;
-the probe is then trained on all of them. Of a logistic regression and its penalty: Hastie, Tibshirani and Friedman, The
-Elements of Statistical Learning, sections 3.4.1 and 4.4.
+Computed in float64, from zeros, on all rows at once: the same rows give the same probe. Features are standardized by
+the rows that the probe is trained on. `l2` is the one of `PENALTIES` that is best on a part of these rows that was left
+out of the fit; the probe is then trained on all of them. Logistic regression and its penalty: Hastie, Tibshirani and
+Friedman, The Elements of Statistical Learning, sections 3.4.1 and 4.4.
 
 Features of a layer are one row of numbers for each sample, however many dimensions the layer has:
 
@@ -15,8 +15,8 @@ Features of a layer are one row of numbers for each sample, however many dimensi
 [rows, places, features]  the mean over the places; or the last of them; or all side by side, "flatten"
 more dimensions           all side by side; or the mean over all but rows and the last; or the last of dimension 1
 
-Rows are split by the samples that they are of. All rows of a sample are in one part, however often it was seen, and a
-sample is in the same part in every run:
+Rows are split by their samples. All rows of a sample are in one part, however often the sample was seen, and a sample
+is in the same part in every run:
 
 sha256 of the sample's number      0 1 2 3 4 ...  modulo 5: 0 is tested, 1 chooses the penalty, the others are fitted
 """

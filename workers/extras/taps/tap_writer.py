@@ -79,7 +79,13 @@ class TapWriter(WorkerFeature):
         self._writer.close(0.0)
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
-        """Return `compute`, wrapped so that the outputs of tapped layers, samples and targets are written."""
+        """Return `compute`, wrapped so that the outputs of tapped layers, samples and targets are written.
+
+        Args:
+            stage: Stage that is computed.
+            kind: Kind of its actions; only forwards are tapped.
+            compute: Function that carries out an instruction.
+        """
         if kind != Kind.FORWARD or not (stage.index in self._layers or stage.index == self._executor.last):
             return compute
 
