@@ -148,6 +148,7 @@ class _NoRows:
     steps_per_epoch = 0
 
     def batch(self, step: int) -> Batch:
+        """Raise `DataError`."""
         raise DataError(f"there is no batch {step} of rows held out: the source holds nothing back")
 
 

@@ -61,7 +61,13 @@ class LossyStream(io.TextIOWrapper):
     """
 
     def __init__(self, fd: int, encoding: str = "utf-8", errors: str | None = "backslashreplace") -> None:
-        """Open the stream on descriptor `fd`, with the text encoding and the error handling of `io.TextIOWrapper`."""
+        """Open the stream.
+
+        Args:
+            fd: Descriptor to write to.
+            encoding: Text encoding.
+            errors: Handling of characters that cannot be encoded, as in `io.TextIOWrapper`.
+        """
         self._file = _LossyFile(fd)
         super().__init__(io.BufferedWriter(self._file), encoding, errors, line_buffering=True)
 

@@ -25,7 +25,7 @@ _BACKWARDS = (Kind.BACKWARD, Kind.INPUT)
 
 
 def compile_program(schedule: Schedule, passes: Iterable[Pass] = ()) -> Program:
-    """Return the program of `schedule` with what each of the `passes` adds, in order.
+    """Return the program of `schedule`, with the additions of each pass in order.
 
     Raises `ScheduleRefused` if a feature cannot be had with this schedule.
     """
@@ -34,7 +34,10 @@ def compile_program(schedule: Schedule, passes: Iterable[Pass] = ()) -> Program:
 
 
 def fault_of_queues(program: Program) -> str | None:
-    """Return why a feature's queues cannot be used, with the way out. Returns None if they can."""
+    """Return why the queues that features have added to `program` cannot be used, with the way out.
+
+    Returns None if they can be used.
+    """
     for name in program.queues:
         if not _QUEUE.fullmatch(name):
             return f"a queue is called {name!r}; expected up to 16 small letters and the stage that takes, as norms-0"
@@ -86,6 +89,7 @@ class _Wiring:
         self._owners = {stage: worker for worker, stages in enumerate(schedule.placement) for stage in stages}
 
     def op(self, action: Action) -> Op:
+        """Return the operation of `action`: its name, and the queues that it takes from and gives to."""
         copy = action.stage
         stage = self._replicas.stage(copy)
         name = f"{self._labels[copy]}{action.name}"

@@ -21,7 +21,7 @@ _BACKWARDS = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.TIED)
 
 
 class UnsoundSchedule(StagelineError):
-    """No workers can run this schedule; the text names the schedule, the worker and the action."""
+    """A schedule that no workers can run; the text names the schedule, the worker and the action."""
 
 
 class Incomplete(UnsoundSchedule):

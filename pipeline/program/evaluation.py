@@ -1,9 +1,10 @@
-"""Evaluated batches: every microbatch forward through every stage, and nothing else; of replicas the first has all.
+"""Evaluated batches: every microbatch runs forward through every stage, and nothing else runs.
 
     stage 1  --- evaluation-2 --->   stage 2         put by 1F0 of an evaluated batch
-    worker 2 --- verdict-0, verdict-1 --->           whether a run that may end early goes on after a round
+    worker 2 --- verdict-0, verdict-1 --->           True if a run that may end early goes on after a round
 
-Queues of their own keep the numbers of training's messages what they are: step * microbatches + microbatch.
+Of a stage with replicas, the first replica runs all microbatches. Evaluation has queues of its own, so that messages of
+training keep their numbers: step * microbatches + microbatch.
 """
 
 from collections.abc import Iterator

@@ -126,7 +126,7 @@ class Program:
                 yield step, op
 
     def instructions(self, worker: int, steps: range) -> Iterator[Instruction]:
-        """Return the instructions of `worker` over training `steps`; those of a step are made at once."""
+        """Return the instructions of `worker` over training `steps`. All instructions of a step are made together."""
         if self.schedule.mode == "async":
             return (Instruction(step, op) for step, op in self._overlapping(worker, steps))
         return chain.from_iterable([Instruction(step, op) for op in self.section(step).lists[worker]] for step in steps)

@@ -31,7 +31,7 @@ class CacheUse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Replays:
-    """Pass for a run that keeps what leaves the frozen first stages, and replays it from step `first` on."""
+    """Pass for a run that keeps the messages of its frozen first stages, and replays them from step `first` on."""
 
     first: int
 
@@ -56,9 +56,11 @@ class _Replayed:
         self.told = [stage for stage in range(self._first) if owner(stage) in self._idle]
 
     def kept(self, op: Op) -> Op:
+        """Return `op` of a step before the replays, marked to keep its inputs if the first trainable stage runs it."""
         return replace(op, marks=(*op.marks, CacheUse.KEPT)) if self._is_given(op) else op
 
     def ops(self, worker: int, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+        """Return the operations of `worker` in a step that replays, given those of a step that does not."""
         left = [op for op in ops if op.action.stage >= self._first or op.action.kind == Kind.UPDATE]
         if worker in self._idle:
             left.sort(key=lambda op: -op.action.stage)
@@ -70,6 +72,7 @@ class _Replayed:
         return queue.flow == "forward" and queue.target is not None and queue.target <= self._first
 
     def queue(self, stage: int, begins: int) -> Queue:
+        """Return the queue by which `stage` waits, from step `begins` on, for the stage after it."""
         owner = self._program.schedule.owner
         return Queue(
             name=f"replayed-{stage}",

@@ -22,17 +22,17 @@ from .queue import Queue
 class Costs:
     """Times, all in one unit: of each stage's actions for one microbatch, and of a message over each hop.
 
-    A backward takes as long as its two halves, `input` and `weight`. `latency[h]` is the one-way latency between stages
-    h and h+1; between two stages of one worker there is none, whatever its value, and between two that share parameters
-    it is that of the slowest hop on the way. To send and add gradients of shared parameters, and to clip, takes no
-    time.
+    A backward takes as long as its two halves, `input` and `weight`. Sending and adding gradients of shared parameters,
+    and clipping, take no time.
 
     Attributes:
         forward: Time of a forward, by stage.
         input: Time of the first half of a backward, by stage.
         weight: Time of the second half of a backward, by stage.
         update: Time of an update, by stage.
-        latency: One-way latency of a message, by hop.
+        latency: `latency[h]` is the one-way latency of a message between stages h and h+1. Messages between two stages
+            of one worker take no time, whatever this value is. Messages between stages that share parameters take as
+            long as over the slowest hop on the way.
     """
 
     forward: tuple[float, ...]
@@ -187,6 +187,7 @@ class _Pipeline:
         self.timed: list[Timed] = []
 
     def run(self, steps: range) -> None:
+        """Run all workers over `steps`. Raises `Deadlock` if some of them wait for ever."""
         workers = range(len(self._schedule.placement))
         runs = [self._run(_Worker(number, [0] * len(self.queues)), steps) for number in workers]
         waits: list[_Wait | tuple[()] | None] = [() for _ in workers]  # (): not begun yet, None: at its end

@@ -56,10 +56,10 @@ def check_schedule(
     steps: int | None = None,
     windows: Mapping[str, int] | None = None,
 ) -> Verdict:
-    """Check a schedule, or the first steps of the program that passes have made of it, and simulate its workers.
+    """Check a schedule, or the first steps of a compiled program, and simulate its workers.
 
     Args:
-        checked: Schedule or program.
+        checked: Schedule, or program.
         costs: Times of actions and messages. None: a forward takes 1, a backward 2, an update and a message nothing.
         steps: Steps to simulate. None: one in synchronous mode, and in asynchronous mode as many as it takes to reach
             a steady state.
@@ -68,7 +68,7 @@ def check_schedule(
 
     Raises:
         UnsoundSchedule: The schedule cannot be run: `Incomplete`, `Disordered` or `Deadlock`.
-        ValueError: The costs or windows do not fit it.
+        ValueError: The costs or windows do not fit the schedule.
     """
     program = checked if isinstance(checked, Program) else compile_program(checked)
     program = replace(program, sections=program.sections[:1])

@@ -79,7 +79,7 @@ def alternate(stage: int, numbers: range, warm_up: int, deferred: int | None = N
         stage: The stage.
         numbers: Microbatches, in this order.
         warm_up: Forwards before the first backward, beyond the one before every backward.
-        deferred: Microbatches by which gradients of weights come after those of inputs. None: backwards are whole.
+        deferred: Microbatches by which gradients of weights come after gradients of inputs. None for whole backwards.
     """
     warm_up = min(warm_up, len(numbers))
     for number in numbers[:warm_up]:

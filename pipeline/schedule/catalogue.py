@@ -50,16 +50,16 @@ def make_schedule(
         placement: Stages of each worker; with `shares`, copies as `replicas.py` numbers them.
         microbatches: Microbatches of a step.
         mode: "sync" or "async".
-        window: Microbatches that each stage has in flight at most, for "window"; for "zb-h1", if not 1F1B's, those
-            that it has run forward and whose gradients it has not sent.
+        window: For "window", most microbatches that each stage has in flight. For "zb-h1", most microbatches that each
+            stage has run forward without having sent their gradients; None for 1F1B's window.
         times: Times of F, I and W of a stage in one unit, for "zb-v", if not equally long.
-        rows: What each worker runs in a step, for "csv": "0F0,0F1,,0B0,0B1", without what ends the step
-            (`listed.py`).
-        first_trainable: First stage that trains. Those below run no backward; those of `rows` are left out.
+        rows: For "csv", the row of each worker for a step: "0F0,0F1,,0B0,0B1", without updates (`listed.py`).
+        first_trainable: First stage that trains. Stages below it run no backward; backwards of `rows` are left out
+            there.
         shares: Shares of every stage's replicas. Empty where no stage has several.
 
     Raises:
-        ScheduleRefused: The shape does not fit; the text gives the reason and what would work.
+        ScheduleRefused: The shape does not fit; the text gives the reason and a shape or schedule that would work.
     """
     if name not in (*_EVERY, LISTED):
         near = difflib.get_close_matches(name, _EVERY, n=1, cutoff=0.5)

@@ -261,10 +261,12 @@ class _Copy:
 
     @property
     def stage(self) -> int:
+        """Stage of the copy."""
         return self.replicas.stage(self.number)
 
     @property
     def group(self) -> tuple[int, ...]:
+        """Microbatches of the copy."""
         return self.replicas.groups[self.number]
 
     def candidates(self, done: _Done) -> Iterator[tuple[float, bool, int, int, Action]]:
@@ -288,6 +290,7 @@ class _Copy:
                 yield self._at(arrived, Kind.BACKWARD, number)
 
     def run(self, start: float, action: Action, done: _Done) -> None:
+        """Run `action` from `start` on, and note its end in `done`."""
         slowness = len(self.replicas.of_stage[self.stage])
         forward = action.kind is Kind.FORWARD
         self.free = start + (slowness if forward else 2 * slowness)

@@ -125,6 +125,10 @@ class _Turns:
         self.actions: list[Action] = []
 
     def run(self, turns: str, times: int = 1) -> None:
+        """Append the actions of `turns`, repeated `times` times.
+
+        `turns` has words such as "F0" (the next forward of the first stage), "I1" or "W".
+        """
         for turn in turns.split() * times:
             self._run(turn)
 

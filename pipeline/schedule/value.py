@@ -57,7 +57,7 @@ class Schedule:
         return Shape(self.name, self.placement, self.microbatches, self.first_trainable)
 
     def refused(self, reason: str) -> ScheduleRefused:
-        """Return the error that refuses what a feature adds to this schedule, for `reason`."""
+        """Return the error that refuses a feature's addition to this schedule, for `reason`."""
         return self.shape.refused(reason)
 
     def label(self, copy: int) -> str:

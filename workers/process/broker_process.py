@@ -289,6 +289,7 @@ class _Departure:
         self._over: float | None = None  # since when
 
     def is_due(self) -> bool:
+        """Return True once the run is over and the workers have left and been heard, or the time to linger is over."""
         outcome = self._run.outcome
         if outcome is None:
             return False

@@ -105,6 +105,12 @@ class _Local(AbstractContextManager["_Local"]):
         self._open.close()
 
     def run(self, on_status: Callable[[Facts], None], interrupted: Callable[[], bool]) -> None:
+        """Run all workers in turn to the end.
+
+        Raises:
+            Stopped: `interrupted` has returned True.
+            ComputeFailed: The user's code has failed.
+        """
         due = observed = 0.0
 
         def until(worker: WorkerLoop) -> bool:
@@ -129,6 +135,7 @@ class _Local(AbstractContextManager["_Local"]):
         return explained(self._workers[self._job.schedule.owner(stage)].features, error)
 
     def finish(self) -> LaunchOutcome:
+        """Finish the features, save the weights, and return the outcome."""
         for worker in self._workers:
             for feature in worker.features:
                 feature.finish()
@@ -146,6 +153,7 @@ class _Local(AbstractContextManager["_Local"]):
         self._coordinator.keep_observation(time())
 
     def status(self) -> Facts:
+        """Return the status of the run, as the broker answers it."""
         answers = (answer for _, answer in self._coordinator.handle(b"local", Ask("status"), time()))
         return next({"schema": each.schema, **each.facts} for each in answers if isinstance(each, Answer))
 
