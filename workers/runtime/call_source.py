@@ -1,4 +1,4 @@
-"""Where a worker's calls come from: a plan's are made from its steps and rounds, a script's come in a queue.
+"""Sources of a worker's calls: a plan's are made from its steps and rounds, a script's come in a queue.
 
     next call ──> its instructions ──> computed by the loop ──> next call ...
 
@@ -29,20 +29,20 @@ Measured = Callable[[MetricsLine], object]
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """Parts of a worker's loop that its source of calls works with.
+    """The parts of a worker's loop that its source of calls works with.
 
     Attributes:
         worker: Place of the worker.
         start: Training steps before the loop begins.
         executor: Computes what a call asks for.
-        inbound: Return a queue that the worker takes from, by its name.
+        inbound: Returns a queue that the worker takes from, by its name.
         outbound: Queues that it puts into.
-        progress: Is told which call is waited for.
-        now: Return the seconds since the epoch.
-        pump: Move messages of all queues, for so many seconds.
-        measured: Take the metrics of a round of evaluation.
-        keep: Save the state after so many steps.
-        save: Write the worker's stages into a folder.
+        progress: Notes which call is waited for.
+        now: Returns the seconds since the epoch.
+        pump: Moves messages of all queues, for so many seconds.
+        measured: Takes the metrics of a round of evaluation.
+        keep: Saves the state after so many steps.
+        save: Writes the worker's stages into a folder.
     """
 
     worker: int
@@ -59,7 +59,7 @@ class LoopParts:
 
 
 class CallSource:
-    """Calls to one worker, in order. The methods with a body are for sources that need no other."""
+    """The calls to one worker, in order. The methods with a body are for sources that need no other."""
 
     @property
     def over(self) -> bool:
@@ -73,18 +73,18 @@ class CallSource:
 
     @property
     def done(self) -> int:
-        """The calls of a script that have been carried out."""
+        """The number of calls of a script that have been carried out."""
         return 0
 
     def next(self, timeout: float) -> Iterator[Instruction] | None:
-        """Return what the next call has the worker compute, or nothing more once the open one is answered.
+        """Return the instructions of the next call; none if the open call was only to be answered.
 
         Returns None if no call has come within about `timeout` seconds, or all are over.
         """
         raise NotImplementedError
 
     def step(self, instruction: Instruction | None) -> int | None:
-        """Return how many training steps come before `instruction`; without one, before the next call.
+        """Return the number of training steps before `instruction`; without one, before the next call.
 
         Returns None if all calls are over.
         """
@@ -98,7 +98,7 @@ class CallSource:
         """Note that `stage` has run a microbatch of the open call forward."""
 
     def begin_at(self, position: Position) -> None:
-        """Go on from `position`: its checkpoint has been restored."""
+        """Continue from `position`, whose checkpoint has been restored."""
 
     def note_answered(self) -> None:
         """Note which replies have arrived at the script."""

@@ -1,4 +1,4 @@
-"""What a user's script asks of the workers, and where in its calls a run is.
+"""Calls of a user's script to the workers, and positions in a run that count them.
 
     script  --- Call 0, 1, 2, ... (one queue for each worker) --->  worker
     script  <-- Loss 0, 1, 2, ... (of training steps) -----------  worker with the last stage
@@ -44,7 +44,7 @@ LAST_REPLIES = 2.0  # seconds that the replies to a script's last calls may take
 
 
 class CallKind(StrEnum):
-    """What a script asks for."""
+    """The kind of a script's call."""
 
     TRAIN = "train"
     EVALUATE = "evaluate"
@@ -56,12 +56,12 @@ class CallKind(StrEnum):
 
     @property
     def takes_batch(self) -> bool:
-        """Whether it brings a batch."""
+        """True if a call of this kind brings a batch."""
         return self is CallKind.TRAIN or self.runs_forward_only
 
     @property
     def runs_forward_only(self) -> bool:
-        """Whether it takes a batch through the stages without training on it."""
+        """True if a call of this kind takes a batch through the stages without training on it."""
         return self in (CallKind.EVALUATE, CallKind.PREDICT)
 
 
@@ -70,12 +70,20 @@ _KINDS = frozenset(CallKind)
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Call `number` of a script. `step` training steps and `evaluation` evaluated batches came before it.
+    """A call of a script.
 
-    `inputs` and `targets` are trees of tensors whose dimension 0 counts the rows of the whole batch; None where the
-    worker has no use for them; of a SAVE, `inputs` is a folder's path. `state` holds weights, by the unsplit model's
-    names. With `ema`, averages stand for weights. A call that is `settled` has been carried out by all workers, and the
-    script has their replies: this worker's was `reply`.
+    Attributes:
+        kind: Kind of the call.
+        number: Number of the call, from 0.
+        step: Training steps that come before it.
+        evaluation: Evaluated batches that come before it.
+        inputs: Tree of tensors whose dimension 0 counts the rows of the whole batch; None where the worker has no use
+            for it. Of a SAVE, the path of a folder.
+        targets: Targets of the same rows; None where the worker has no use for them.
+        state: Weights by the unsplit model's names, of a LOAD.
+        ema: True if averages stand for weights.
+        settled: True if all workers have carried out the call, and the script has their replies.
+        reply: Reply of this worker to a settled call.
     """
 
     kind: CallKind
@@ -91,16 +99,19 @@ class Call:
 
     @property
     def position(self) -> "Position":
-        """Before it."""
+        """The position before the call."""
         return Position(self.step, self.number, self.evaluation)
 
 
 class CallRefused(StagelineError):
-    """A call cannot be carried out: it is malformed, or not the next one."""
+    """Refusal of a call that is malformed, or not the next one."""
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How many training steps, calls, evaluated batches and rounds of those are done."""
+    """A place in a run: the number of training steps, calls, evaluated batches and rounds of evaluation that are done.
+
+    Rounds are counted in a run that no script calls.
+    """
 
     step: int = 0
     calls: int = 0
@@ -109,16 +120,23 @@ class Position(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_checkpoint(cls, step: int, calls: int, evaluations: int) -> "Position":
-        """As a checkpoint tells it. One that was saved or imported knows of no calls: then its steps count as calls."""
+        """Return the position of a checkpoint.
+
+        Args:
+            step: Training steps before the checkpoint.
+            calls: Calls before it. A checkpoint that was saved or imported knows of no calls: then its steps count as
+                calls.
+            evaluations: Evaluated batches before it.
+        """
         return cls(step, max(calls, step), evaluations)
 
     def after(self, kind: CallKind) -> "Position":
-        """The position after one call more."""
+        """Return the position after one more call, of this `kind`."""
         step = self.step + (kind is CallKind.TRAIN)
         return Position(step, self.calls + 1, self.evaluations + kind.runs_forward_only)
 
     def of(self, per: Per) -> int:
-        """Return the first step, call, reply, evaluated batch or round from here on: what `per` names."""
+        """Return the number of the first step, call, reply, evaluated batch or round from here on, as `per` says."""
         match per:
             case Per.CALL:
                 return self.calls
@@ -132,7 +150,7 @@ class Position(msgspec.Struct, frozen=True):
                 return self.step
 
     def check_next(self, call: Call) -> None:
-        """Raises `CallRefused` if `call` does not follow here."""
+        """Raise `CallRefused` if `call` is not the next one at this position."""
         if (call.step, call.number, call.evaluation) != (self.step, self.calls, self.evaluations):
             raise CallRefused(
                 f"call {call.number} of the script follows {call.step} training steps and {call.evaluation} evaluated "
@@ -142,35 +160,37 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class RunCalls(Protocol):
-    """All calls of a run, wherever they come from."""
+    """All calls of a run, from the plan or from a script."""
 
     @property
     def program(self) -> Program:
-        """Operations of each worker in a step, and in an evaluated batch."""
+        """The operations of each worker in a step, and in an evaluated batch."""
 
     @property
     def orders(self) -> FixedSchedule:
-        """Schedules of the steps."""
+        """The schedules of the steps."""
 
     def position(self, step: int) -> Position:
         """Return the position after `step` steps, as far as it is known beforehand."""
 
 
 def encode_call(call: Call) -> Tree:
-    """What travels on a CALL queue."""
+    """Return the payload of `call` for a CALL queue."""
     state: Tree = None if call.state is None else {**call.state}
     return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state, call.ema)
 
 
 def settled_call(call: Call, reply: Tree) -> Tree:
-    """What remains of `call` in a CALL queue once the script has all replies to it, this worker's among them. A reply
-    with tensors is not kept there."""
+    """Return the payload that replaces `call` in a CALL queue once the script has all replies to it.
+
+    `reply` is this worker's reply. A reply with tensors is not kept there.
+    """
     kept = emptied() if tensors(reply) else reply
     return (call.kind.value, call.number, call.step, call.evaluation, kept)
 
 
 def decode_call(payload: Tree) -> Call:
-    """The call that a CALL queue brought. Raises `CallRefused` for another payload."""
+    """Return the call that a CALL queue brought. Raises `CallRefused` for another payload."""
     match rest_of(payload) if is_emptied(payload) else payload:
         case (str(kind), int(number), int(step), int(evaluation), reply) if kind in _KINDS:
             return Call(CallKind(kind), number, step, evaluation, settled=True, reply=reply)
@@ -193,7 +213,13 @@ def decode_call(payload: Tree) -> Call:
 
 
 def instructions_of(call: Call, program: Program, worker: int) -> Iterator[Instruction]:
-    """Return what `worker` computes for a call of the script."""
+    """Return the instructions that `worker` computes for a call of the script.
+
+    Args:
+        call: The call.
+        program: Operations of each worker.
+        worker: Place of the worker.
+    """
     if call.kind is CallKind.TRAIN:
         return program.instructions(worker, range(call.step, call.step + 1))
     if call.kind.runs_forward_only:
@@ -213,46 +239,63 @@ def answers(program: Program, kind: CallKind) -> tuple[Queue, ...]:
 
 
 class CallFeed:
-    """Serves the microbatches of the call that is `open`, as a `Feed` does those of a data source."""
+    """A feed of the microbatches of the call that is open, as a `Feed` is of those of a data source."""
 
     def __init__(self, microbatches: int, accumulate: int = 1) -> None:
+        """Begin without an open call.
+
+        Args:
+            microbatches: Microbatches of a batch.
+            accumulate: Batches of a training step.
+        """
         self._count = microbatches
         self._accumulate = accumulate
         self._cut: list[Microbatch] = []
         self._prepared: tuple[int, list[Microbatch]] = -1, []  # with the call's number
 
     def prepare(self, call: Call) -> None:
-        """Cuts the batch of a call that is opened later. Raises as `open` does."""
+        """Cut the batch of a call that is opened later. Raises as `open` does."""
         self._prepared = call.number, cut_call(call, self._count, self._accumulate)
 
     def open(self, call: Call) -> None:
-        """Raises `DataError` if its batch cannot be cut into microbatches, or rows of inputs and targets differ."""
+        """Open a call.
+
+        Raises `DataError` if its batch cannot be cut into microbatches, or rows of inputs and targets differ.
+        """
         if self._prepared[0] != call.number:
             self.prepare(call)
         self._cut = self._prepared[1]
         self._prepared = -1, []  # the batch's memory is free once the call is closed
 
     def close(self) -> None:
+        """Forget the open call and its batch."""
         self._cut = []
 
     def microbatch(self, step: int, microbatch: int) -> Microbatch:
-        """The microbatch of the open call; `step` is the call's."""
+        """Return a microbatch of the open call; `step` is the call's."""
         return self._cut[microbatch]
 
     held_out_microbatch = microbatch
 
     def samples(self, step: int, microbatch: int) -> None:
-        """A script's batches come without the numbers of their rows."""
+        """Return None: batches of a script come without the numbers of their rows."""
 
     held_out_samples = samples
 
 
 def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microbatch]:
-    """The microbatches of a call's batch, or of the batches of its step if there are several, as far as this worker has
-    them.
+    """Return the microbatches of a call's batch, or of all batches of its step, as far as this worker has them.
 
-    Rows and shares follow from inputs or targets. In what is not there, the other stands: it is not looked at. What is
-    only to be run forward has no rows to measure.
+    If only one of inputs and targets is sent to this worker, it stands in for the other so that rows and shares can be
+    counted; its values are not used. A batch that is only run forward has no rows to measure.
+
+    Args:
+        call: The call. A kind that takes no batch has no microbatches.
+        microbatches: Microbatches of a batch.
+        accumulate: Batches of a training step.
+
+    Raises:
+        DataError: The batch cannot be cut, or rows of inputs and targets differ.
     """
     inputs, targets, count = call.inputs, call.targets, microbatches * accumulate
     if not call.kind.takes_batch:
@@ -267,7 +310,16 @@ def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microba
 
 
 def batches_of_step(inputs: Tree, targets: Tree, accumulate: int) -> list[Batch]:
-    """The batches of a step that has several. Raises `DataError` if there are not so many."""
+    """Return the batches of a step that has several.
+
+    Args:
+        inputs: A tuple or list with the inputs of each batch.
+        targets: A tuple or list with the targets of each batch.
+        accumulate: Number of batches.
+
+    Raises:
+        DataError: There are not so many batches.
+    """
     for tree, name in ((inputs, "x"), (targets, "y")):
         if not isinstance(tree, tuple | list) or len(tree) != accumulate:
             size = f" of {len(tree)}" if isinstance(tree, tuple | list) else ""

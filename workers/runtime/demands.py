@@ -1,4 +1,4 @@
-"""Demands that only a plan's model or data can break: of stages that stay at home, and of a prefix that is cached.
+"""Demands that only a plan's model or data can break: on stages that stay at home, and on a prefix that is cached.
 
 Rows of a cached prefix are kept by sample, so their order has to travel to a worker that has no data.
 """
@@ -17,8 +17,10 @@ from stageline.pipeline.program import Program
 
 
 def demand_staying(plan: Plan, program: Program) -> None:
-    """Raises `PlanRefused` if a stage that stays shares parameters with one elsewhere: their values, and the gradients
-    of both, would be sent."""
+    """Raise `PlanRefused` if a stage that stays at home shares parameters with one elsewhere.
+
+    The parameters' values, and the gradients of both, would be sent.
+    """
     home = program.schedule.owner(0)
     for queue in program.queues.values() if plan.data.stays else ():
         pair = [stage for stage in (queue.source, queue.target) if stage is not None]
@@ -33,7 +35,14 @@ def demand_staying(plan: Plan, program: Program) -> None:
 
 
 def demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:
-    """Raises `PlanRefused` if no stage is frozen before the first that trains, or if one draws, counts or is tapped."""
+    """Raise `PlanRefused` if a prefix of stages cannot be cached.
+
+    Args:
+        plan: The plan.
+        segments: Segments of the model.
+        first_trainable: Number of the first stage that trains. There must be frozen stages before it, none of which
+            draws random numbers, counts, or is tapped.
+    """
     key = "model.prefix_cache"
     if not first_trainable:
         raise plan.refused(key, _no_prefix(segments))
@@ -54,7 +63,7 @@ def _tapped_prefix(layers: Sequence[str]) -> str:
 
 
 def _no_prefix(segments: Sequence[Segment]) -> str:
-    """Why nothing can be kept, with where to cut."""
+    """Return the reason why nothing can be kept, with where to cut."""
     first, names = segments[0], segments[0].names
     at = next(place for place, layer in enumerate(first.layers) if any(p.requires_grad for p in layer.parameters()))
     if at == 0:
@@ -66,7 +75,7 @@ def _no_prefix(segments: Sequence[Segment]) -> str:
 
 
 def order_of(plan: Plan, feed: Feed) -> SampleOrder | None:
-    """Return which samples each batch has. None for a source of the user's own, which may draw samples in any order.
+    """Return the order of samples in the batches; None for a source of the user's own, which may draw in any order.
 
     Raises `PlanRefused` for a source that does not say which samples its batches have.
     """
@@ -84,5 +93,5 @@ def order_of(plan: Plan, feed: Feed) -> SampleOrder | None:
 
 
 def made_order(order: SampleOrder) -> Order:
-    """Return the order that `order` tells of."""
+    """Return the order that the record `order` describes."""
     return Order(order.count, order.batch_size, order.seed, shuffle=order.shuffle)

@@ -1,4 +1,4 @@
-"""Ends a copy of this process that the user's code has forked, where it returns from that code into stageline.
+"""End of a copy of this process that the user's code has forked, when it returns from that code into stageline.
 
 A copy has this process's sockets, to the same workers. If it went on, each of both would miss the messages that the
 other has read, and the run would stand still.
@@ -41,10 +41,10 @@ def without_copies(call: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def end_copy(parent: int, error: BaseException | None = None) -> NoReturn:
-    """End this process, a copy, and say which line has forked it, or what it has raised.
+    """End this process, a copy, and say which line has forked it, or which exception it has raised.
 
     Args:
-        parent: The process that goes on with the run.
+        parent: Pid of the process that goes on with the run.
         error: The exception of the user's code in the copy, or one with that as its cause; None if the code returned.
     """
     cause = None if error is None else cause_of(error)

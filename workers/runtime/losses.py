@@ -16,7 +16,13 @@ from stageline.pipeline.tree import Tree
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """The microbatch that failed: the stage and the action on it that failed, and what that `gave`."""
+    """The microbatch that failed.
+
+    Attributes:
+        step: Step of the microbatch.
+        action: Action that failed, with its stage.
+        gave: Result of the action, such as a loss that is not finite.
+    """
 
     step: int
     action: Action
@@ -24,20 +30,21 @@ class Culprit:
 
 
 class ComputeFailed(StagelineError):
-    """The user's model, loss or data raised; the text names the stage, the action and the layer."""
+    """Failure of the user's model, loss or data. The text names the stage, the action and the layer."""
 
     def __init__(self, reason: str, culprit: Culprit | None = None) -> None:
+        """Take the text, and the microbatch that failed if one can be run again by itself."""
         super().__init__(reason)
         self.culprit = culprit
 
 
 class BadMicrobatch(ComputeFailed):
-    """A microbatch's loss is not a finite number."""
+    """Failure of a microbatch: its loss is not a finite number."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicrobatchLoss:
-    """A microbatch's loss, weighted by its `rows`: float [], None for one that does not count."""
+    """The loss of a microbatch, weighted by its `rows`: float [], None for a microbatch that does not count."""
 
     microbatch: int
     loss: Tensor | None
@@ -45,15 +52,16 @@ class MicrobatchLoss:
 
 
 class StepLosses:
-    """Losses of the microbatches of the open step, in their order.
-
-    Args:
-        last: Number of the model's last stage, the one with the loss.
-        copies: Copies of stages that this worker has.
-        replicas: All copies, if stages have several.
-    """
+    """The losses of the microbatches of the open step, in their order."""
 
     def __init__(self, last: int, copies: Collection[int], replicas: Replicas | None = None) -> None:
+        """Begin a step.
+
+        Args:
+            last: Number of the model's last stage, the one with the loss.
+            copies: Copies of stages that this worker has.
+            replicas: All copies, if stages have several.
+        """
         self.last = last
         self._copies = copies
         self._replicas = replicas
@@ -67,7 +75,7 @@ class StepLosses:
 
     @property
     def rows(self) -> int:
-        """The rows that count."""
+        """The number of rows that count."""
         return sum(self._rows)
 
     def add(self, output: Tree, rows: int) -> None:
@@ -94,7 +102,10 @@ class StepLosses:
         self._rows.clear()
 
     def total(self, step: int) -> float | None:
-        """Return the loss of the step, None if it has no rows. Raises `BadMicrobatch`."""
+        """Return the loss of the step; None if it has no rows.
+
+        Raises `BadMicrobatch` if a loss is not finite.
+        """
         counted = [loss for loss in self._losses if loss is not None]
         value = reduce(add, counted).item() if counted else None
         if value is not None and not math.isfinite(value):

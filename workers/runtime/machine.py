@@ -1,4 +1,4 @@
-"""One worker's state machine: events in, commands out. It decides what happens next and does nothing itself.
+"""The state machine of one worker: events in, commands out. It decides what happens next and does nothing itself.
 
                   (the program's next instruction)
                      |             |          |
@@ -8,8 +8,8 @@
        |  arrived,  |   arrived,   |
        +-- another -+   the last   +-- computed: again from the top
 
-One that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do. Nothing is left between two
-calls; the next one's instructions `extend` the program.
+An instruction that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do. Nothing is left
+between two calls; the next one's instructions `extend` the program.
 
 The order of actions is the schedule's and nothing else's: neither time nor the order of arrival changes it.
 """
@@ -22,53 +22,69 @@ from stageline.pipeline.program import Instruction
 
 
 class Take(msgspec.Struct, frozen=True):
-    """Command: wait for the message of `queue` which `instruction` needs."""
+    """The command to wait for the message of `queue` that `instruction` needs."""
 
     queue: str
     instruction: Instruction
 
 
 class AwaitCredit(msgspec.Struct, frozen=True):
-    """Command: wait until the consumer of `queue` grants the message that `instruction` gives."""
+    """The command to wait until the consumer of `queue` grants the message that `instruction` gives."""
 
     queue: str
     instruction: Instruction
 
 
 class Compute(msgspec.Struct, frozen=True):
-    """Command: carry out `instruction`; all that it takes is there."""
+    """The command to carry out `instruction`: all that it takes has arrived."""
 
     instruction: Instruction
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """Command: the open call is over; wait for the next one."""
+    """The command to wait for the next call: the open one is over."""
 
 
 Command = AwaitCredit | Take | Compute | Finish
 
 
 class OutOfPlace(Exception):
-    """An event came that does not answer the command: a bug, or a message of another place in the run."""
+    """Arrival of an event that does not answer the command: a bug, or a message of another place in the run."""
 
 
 class Machine:
-    """Walks one worker through its program. Its methods are events and return the next `command`."""
+    """The state machine that walks one worker through its program.
+
+    Its methods are events, and return the next command. Each raises `OutOfPlace` if it does not answer the present one.
+
+    Attributes:
+        command: The present command.
+    """
 
     def __init__(self, instructions: Iterator[Instruction]) -> None:
+        """Begin with the first of `instructions`."""
         self._instructions = instructions
         self._missing: list[Take] = []  # what the current instruction still waits for, the next one last
         self.command: Command = self._next()
 
     def granted(self) -> Command:
-        """The consumer grants the message of the current instruction."""
+        """Note that the consumer grants the message of the current instruction, and return the next command."""
         if type(self.command) is not AwaitCredit:
             raise OutOfPlace(f"credit came, and none was waited for: {self.command} is the command")
         self.command = self._needed(self.command.instruction)
         return self.command
 
     def arrived(self, queue: str, step: int, microbatch: int) -> Command:
-        """The message of (`step`, `microbatch`) was taken from `queue`."""
+        """Note that a message was taken from `queue`, and return the next command.
+
+        Args:
+            queue: Name of the queue.
+            step: Step of the message.
+            microbatch: Microbatch of the message.
+
+        Raises:
+            OutOfPlace: The current instruction needs another message, or none.
+        """
         wanted = self.command
         if type(wanted) is not Take:
             raise OutOfPlace(f"a message of {queue} arrived, and none was asked for: {wanted} is the command")
@@ -83,14 +99,14 @@ class Machine:
         return self.command
 
     def computed(self) -> Command:
-        """The instruction was carried out and what it gives was put."""
+        """Note that the instruction was carried out and its results were put, and return the next command."""
         if type(self.command) is not Compute:
             raise OutOfPlace(f"a result came, and nothing was to be computed: {self.command} is the command")
         self.command = self._next()
         return self.command
 
     def extend(self, instructions: Iterator[Instruction]) -> Command:
-        """The program goes on with these."""
+        """Continue the program, which is at its end, with `instructions`, and return the next command."""
         if type(self.command) is not Finish:
             raise OutOfPlace(f"the program is extended before its end: {self.command} is the command")
         self._instructions = instructions
@@ -106,7 +122,7 @@ class Machine:
         return self._needed(instruction)
 
     def _needed(self, instruction: Instruction) -> Command:
-        """What comes first of taking and computing."""
+        """Return the first command for `instruction`: to take a message, or to compute if it takes none."""
         if not instruction.op.takes:
             return Compute(instruction)
         self._missing = [Take(queue, instruction) for queue in reversed(instruction.op.takes)]

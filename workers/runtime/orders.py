@@ -1,4 +1,4 @@
-"""By which schedule each step of a worker goes, as far as the broker has told, in a run that chooses its schedule.
+"""Orders of the broker, in a run that chooses its schedule: the schedule of each step, as far as it is known.
 
 orders known   0: 1f1b (the plan's)    6: window 7,4,1
 closed         12                                        steps from there on are not begun: another order is to come
@@ -17,11 +17,15 @@ Known = tuple[Sequence[ScheduleOrder], int | None]  # all orders, and the first 
 
 
 class OrderMissing(BrokerError):
-    """The broker has closed a step, and has not told the order for it."""
+    """Absence of an order: the broker has closed a step, and has not told the order for it."""
 
 
 class FixedSchedule:
-    """Orders of a run all of whose steps go by the plan's schedule: none."""
+    """The orders of a run all of whose steps go by the plan's schedule: none.
+
+    Attributes:
+        known: Orders, and the first step that waits for another one; None if no step does.
+    """
 
     known: Known = (), None
 
@@ -42,15 +46,16 @@ class FixedSchedule:
 
 
 class StepOrders(FixedSchedule):
-    """Orders of a worker that begins at step `start` of a run that chooses its schedule.
-
-    Args:
-        orders: Those that are known.
-        closed: First step that waits for another one. None: no step does.
-        start: First step of the worker.
-    """
+    """The orders to one worker of a run that chooses its schedule."""
 
     def __init__(self, orders: Sequence[ScheduleOrder], closed: int | None, start: int) -> None:
+        """Begin before any step of the worker.
+
+        Args:
+            orders: Orders that are known.
+            closed: First step that waits for another one. None: no step does.
+            start: First step of the worker.
+        """
         # Read by the thread that reports, so both are replaced at once.
         self.known = tuple(orders), None if closed is None else max(closed, start)
         self._next = start  # the first step that is not begun
@@ -66,13 +71,19 @@ class StepOrders(FixedSchedule):
         self.known = known, before
 
     def is_open(self, step: int) -> bool:
+        """Return True if `step` may be begun: it does not wait for another order."""
         closed = self.known[1]
         return closed is None or step < closed
 
     def parts(self, steps: range) -> Iterable[range]:
+        """Yield each step of `steps` by itself, since the next one may go by another order."""
         return (range(step, step + 1) for step in steps)
 
     def begin(self, step: int, base: Program) -> Program:
+        """Return the program of `step`, which is begun now, by the newest order that it has reached.
+
+        The program is `base`, the plan's, if there is no such order.
+        """
         self._next = step + 1
         orders = self.known[0]
         reached = sum(order.step <= step for order in orders)
@@ -84,8 +95,10 @@ class StepOrders(FixedSchedule):
 
 
 def _reordered(base: Program, order: ScheduleOrder) -> Program:
-    """Return the program of `order`, compiled as `base` was. Raises `ScheduleRefused` for an order that no broker
-    gives."""
+    """Return the program of `order`, compiled as `base` was.
+
+    Raises `ScheduleRefused` for an order that no broker gives.
+    """
     first = base.schedule
     made = make_schedule(
         order.name,

@@ -1,4 +1,4 @@
-"""The queues that a worker's loop puts into: makes messages of what instructions give, and of replies to a script."""
+"""Queues that a worker's loop puts into: messages are made of instructions' results, and of replies to a script."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,10 +14,22 @@ Put = Callable[[int, int, Tree], None]  # of a step and a microbatch, or whateve
 
 
 class OutboundQueues:
-    """Those of one worker, by name; each is opened when it is needed first. `run` and `incarnation` are written into
-    the messages."""
+    """The queues that one worker puts into, by name. Each is opened when it is needed first.
+
+    Attributes:
+        opened: Queues that are open, by name.
+        of: Returns the queue of this name.
+    """
 
     def __init__(self, queues: Queues, program: Program, *, run: str, incarnation: int) -> None:
+        """Open no queue yet.
+
+        Args:
+            queues: Opens the queues.
+            program: Says which queues there are.
+            run: Id of the run, written into the messages.
+            incarnation: Incarnation of the worker, written into the messages.
+        """
         self.opened: dict[str, Outbound] = {}
         self.of: Callable[[str], Outbound] = cache(self._open)
         self._queues = queues
@@ -27,21 +39,27 @@ class OutboundQueues:
         self._putting: Callable[[str], Put] = cache(self._put_into)
 
     def depths(self) -> dict[str, Depth]:
-        """What each of those that are open holds, by name."""
+        """Return the depth of each open queue, by name."""
         return {name: outbound.depth() for name, outbound in self.opened.items()}
 
     def put(self, instruction: Instruction, result: Tree) -> None:
-        """Puts what `instruction` gives into the queues that it gives it to."""
+        """Put the result of `instruction` into the queues that take it."""
         op = instruction.op
         for name in op.gives:
             self._putting(name)(instruction.step, op.action.microbatch, result)
 
     def put_reply(self, name: str, number: int, reply: Tree) -> None:
-        """Puts the reply to a script's call, the one of this `number` in its queue."""
+        """Put the reply to a script's call into a queue.
+
+        Args:
+            name: Name of the queue.
+            number: Number of the reply in its queue.
+            reply: The reply.
+        """
         self._putting(name)(number, 0, reply)
 
     def _put_into(self, name: str) -> Put:
-        """Return what puts into a queue: all that does not change from message to message is looked up once."""
+        """Return the function that puts into a queue. Data that all its messages share are looked up once."""
         queue, put = self._program.queues[name], self.of(name).put
         run, incarnation, count, codec = self._run, self._incarnation, queue.count, Codec[queue.codec.upper()]
         places = {microbatch: place for place, microbatch in enumerate(queue.microbatches)}

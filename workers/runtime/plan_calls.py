@@ -28,7 +28,7 @@ NO_ROUNDS = Rounds()
 
 @dataclass(frozen=True)
 class PlanCalls:
-    """A program over the steps of a run.
+    """The calls that a plan's steps and rounds of evaluation make.
 
     Attributes:
         program: Operations of each worker in a step, and in an evaluated batch.
@@ -59,11 +59,11 @@ class PlanCalls:
         return Position(step, evaluations=self.rounds.batches_before(step), rounds=self.rounds.before(step))
 
     def step_at(self, instruction: Instruction) -> int:
-        """Return how many training steps come before `instruction`."""
+        """Return the number of training steps that come before `instruction`."""
         return instruction.step if instruction.counted else self.rounds.step_of(instruction.step)
 
     def source(self, parts: LoopParts) -> "PlanCallSource":
-        """Return the calls to the worker that `parts` are of."""
+        """Return the calls to the worker that `parts` belong to."""
         return PlanCallSource(self, parts)
 
 
@@ -71,9 +71,15 @@ Begin = Callable[[float], Iterator[Instruction] | None]  # returns None if the c
 
 
 class PlanCallSource(CallSource):
-    """Calls to one worker, made from the steps and rounds of `calls`."""
+    """The calls to one worker, made from the steps and rounds of a plan."""
 
     def __init__(self, calls: PlanCalls, parts: LoopParts) -> None:
+        """Begin at step `parts.start`.
+
+        Args:
+            calls: Calls of the run.
+            parts: Parts of the worker's loop.
+        """
         self._calls, self._parts = calls, parts
         self._standing = Standing(calls.criterion)
         self._judged = 0  # rounds of evaluation that the standing is of
@@ -86,14 +92,17 @@ class PlanCallSource(CallSource):
 
     @property
     def over(self) -> bool:
+        """True if no call is left."""
         return self._next is None
 
     @property
     def doing(self) -> str:
+        """The state between two calls, in words."""
         waits = self._parts.progress.call
         return f"step {self.step(None)} begins" if waits is None else f"waits for {waits.said}"
 
     def next(self, timeout: float) -> Iterator[Instruction] | None:
+        """Return the instructions of the next call; None if it did not come in `timeout` seconds, or all are over."""
         if self._next is None:
             return None
         instructions = self._next[1](timeout)
@@ -102,15 +111,18 @@ class PlanCallSource(CallSource):
         return instructions
 
     def step(self, instruction: Instruction | None) -> int | None:
+        """Return the number of training steps before `instruction`, or before the next call; None if all are over."""
         if instruction is not None:
             return self._calls.step_at(instruction)
         return None if self._next is None else self._next[0]
 
     def lacks_room(self, now: float) -> None:
+        """Note at `now`, in seconds since the epoch, that a verdict finds no room."""
         if self._telling is not None:
             self._parts.progress.lacks_room_for(self._telling, now)
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
+        """Note the broker's orders; steps from `closed` on wait for another one."""
         self._calls.orders.learn(orders, closed)
 
     def _from(self, start: int) -> Iterator[tuple[int, Begin]]:
@@ -140,7 +152,10 @@ class PlanCallSource(CallSource):
         return orders.begin(step, self._calls.program).instructions(parts.worker, steps)
 
     def _evaluate(self, step: int, timeout: float) -> Iterator[Instruction]:
-        """Yield what the round after `step` steps has this worker compute. Asked for more, it has computed all that."""
+        """Yield this worker's instructions for the round after `step` steps.
+
+        A request for more shows that it has computed all of them: then the round's results are noted.
+        """
         parts, calls = self._parts, self._calls
         yield from calls.program.evaluation(parts.worker, calls.rounds.batches_of(step))
         if calls.program.last in calls.program.schedule.placement[parts.worker]:
@@ -149,8 +164,11 @@ class PlanCallSource(CallSource):
             parts.measured(evaluation_line(found.step, found.values, parts.now(), None))
 
     def _judge(self, step: int, timeout: float) -> Iterator[Instruction] | None:
-        """End the run after step `step`, if the figures of all rounds say so to the worker of the last stage, and that
-        worker to the others. Nothing else decides: each time, the step is the same."""
+        """End the run after step `step` if the verdict on the round says so.
+
+        The worker of the last stage decides by the figures of all rounds, and tells the others. Nothing else decides:
+        each time, the step is the same.
+        """
         parts, number = self._parts, self._calls.rounds.before(step)
         ends = self._take_verdict(number, timeout) if self._verdicts else self._decided()
         if ends is None:

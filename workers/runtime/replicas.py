@@ -27,21 +27,27 @@ _Gradients = Mapping[str, torch.Tensor | None]
 
 
 class SummedReplicas(Feature):
-    """Sends each replica's sums to the others, and updates with the total of all, added in one order.
+    """The feature that sends each replica's sums to the others, and updates with the total of all.
 
-    Args:
-        replicas: Copies of all stages, of which this worker has some.
-        losses: Losses of the open step on the last stage, which its replicas send along.
+    All replicas add in one order.
     """
 
     name = "replicas"
 
     def __init__(self, replicas: Replicas, losses: StepLosses) -> None:
+        """Begin without an open step.
+
+        Args:
+            replicas: Copies of all stages, of which this worker has some.
+            losses: Losses of the open step on the last stage, which its replicas send along.
+        """
         self._replicas = replicas
         self._losses = losses
         self._begun: dict[int, dict[str, tuple[int, int]]] = {}  # weights in the open step, by copy
 
     def handlers(self, stage: Stage) -> Mapping[str, Compute]:
+        """Return the function that computes `A`, the sums to send, on a `stage` with replicas; none on others."""
+
         def send(operation: Instruction, received: Sequence[Tree]) -> Tree:
             copy, own = operation.action.stage, self._own(stage, operation)
             if self._has_losses(stage):  # a bad microbatch is recorded at the replica that has it
@@ -52,6 +58,10 @@ class SummedReplicas(Feature):
         return {"A": send} if self._replicas.is_replicated(stage.index) else {}
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        """Return `compute` for a `stage` with replicas.
+
+        An update uses the total of all. A forward notes the variables as they are at the step's beginning.
+        """
         if not self._replicas.is_replicated(stage.index) or kind not in ("F", "U"):
             return compute
 
@@ -86,7 +96,7 @@ class SummedReplicas(Feature):
         return stage.index == self._losses.last
 
     def _demand_unchanged(self, stage: Stage, copy: int, step: int) -> None:
-        """Raises `ComputeFailed` if forwards and backwards have changed what only updates may."""
+        """Raise `ComputeFailed` if forwards and backwards have changed a tensor that only updates may change."""
         now = changes_of(stage.variables())
         before = self._begun.pop(copy, now)
         if changed := [name for name in before | now if now.get(name) != before.get(name)]:
@@ -99,20 +109,26 @@ class SummedReplicas(Feature):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPart:
-    """What one replica has at the end of a step: the sums of its gradients by name, None for a parameter that got
-    none, and on the last stage its microbatches' losses."""
+    """The sums of one replica at the end of a step.
+
+    Attributes:
+        gradients: Sums of the gradients by name; None for a parameter that got none.
+        losses: Losses of the replica's microbatches, on the last stage.
+    """
 
     gradients: _Gradients
     losses: tuple[MicrobatchLoss, ...] = ()
 
     @property
     def tree(self) -> Tree:
-        """As it is sent."""
+        """The sums in the form in which they are sent."""
         return dict(self.gradients), tuple((each.microbatch, each.loss, each.rows) for each in self.losses)
 
     def other(self, stage: int, given: Tree) -> "ReplicaPart":
-        """Those of another replica, which has sent `given`. Raises `GradientMismatch` for what is not of the same
-        parameters."""
+        """Return the sums of another replica of stage number `stage`, which has sent `given`.
+
+        Raises `GradientMismatch` if they do not belong to the same parameters.
+        """
         match given:
             case (dict() as gradients, tuple() as losses) if gradients.keys() == self.gradients.keys():
                 tensors = {
@@ -128,18 +144,20 @@ class ReplicaPart:
 
 
 def total_of(parts: Sequence[ReplicaPart], own: _Gradients) -> dict[str, torch.Tensor | None]:
-    """The gradients of all replicas, added in their order, on the devices of the replica's `own`. They share no memory
-    with what was added."""
+    """Return the gradients of all replicas, added in their order, on the devices of the replica's `own`.
+
+    They share no memory with the parts.
+    """
     return {name: _added([each.gradients[name] for each in parts], own[name]) for name in own}
 
 
 def losses_of(parts: Iterable[ReplicaPart]) -> list[MicrobatchLoss]:
-    """Of all microbatches, in ascending order."""
+    """Return the losses of all microbatches, in ascending order."""
     return sorted((each for part in parts for each in part.losses), key=lambda each: each.microbatch)
 
 
 def changes_of(variables: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
-    """By name, what differs once a tensor has been replaced or written to."""
+    """Return values, by name, that differ once a tensor has been replaced or written to."""
     return {name: (each.data_ptr(), each._version) for name, each in variables.items()}
 
 

@@ -1,4 +1,4 @@
-"""Leaves bad microbatches out of the training, where the plan says so.
+"""Omission of bad microbatches from the training, where the plan says so.
 
     stage      0         1 (bad)      2 (last)
     forward    4  ──────> 4 ─ skip ──>  skip        no layer runs; the loss is not counted
@@ -42,10 +42,9 @@ Place = tuple[int, int, int]  # stage, step, microbatch
 
 
 class SkipLog:
-    """The decisions of a run, a file for each: skipped/stage-1/118-5 says why. Raises `OSError`.
+    """The decisions of a run to leave microbatches out, a file for each: skipped/stage-1/118-5 says why.
 
-    `again`: a microbatch that is to be run in spite of what was decided, when the run is over and nothing more can be
-    decided. `note` takes why a decision cannot be written for now; `wait` waits so many seconds before another attempt.
+    Its methods raise `OSError`.
     """
 
     def __init__(
@@ -56,25 +55,37 @@ class SkipLog:
         note: Note = lambda fault: None,
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
+        """Take the folder of the run; nothing is written yet.
+
+        Args:
+            run: Folder of the run.
+            again: Microbatch that is to be run in spite of its decision, when the run is over and nothing more can be
+                decided.
+            note: Takes the reason why a decision cannot be written for now.
+            wait: Waits so many seconds before another attempt.
+        """
         self.folder = run / FOLDER
         self.again = again
         self._note = note
         self._wait = wait
 
     def decided(self, stage: int) -> set[Place]:
-        """What was decided so far."""
+        """Return the microbatches that `stage` has left out so far."""
         names = (path.name.split("-") for path in (self.folder / f"stage-{stage}").glob("[0-9]*"))
         return {(stage, int(step), int(microbatch)) for step, microbatch in names} - {self.again}
 
     def reason(self, place: Place) -> str | None:
-        """Why a microbatch was left out, None if it was not, or not by this stage."""
+        """Return the reason why the stage has left the microbatch out; None if it has not."""
         try:
             return self._path(place).read_text().removesuffix("\n")
         except FileNotFoundError:
             return None
 
     def decide(self, place: Place, reason: str) -> None:
-        """When this returns, the decision survives a power failure. Raises `OSError`, and what `wait` raises."""
+        """Write a decision, which survives a power failure once this returns.
+
+        Raises `OSError`, and what `wait` raises.
+        """
         path = self._path(place)
         write = partial(write_file, path, f"{reason}\n".encode())
         persist(write, f"write {path}", self._note, now=time.monotonic, wait=self._wait)
@@ -85,11 +96,17 @@ class SkipLog:
 
 
 class Skipping(WorkerFeature):
-    """Leaves bad microbatches out of what `executor` computes, and keeps the `decisions`."""
+    """The feature that leaves bad microbatches out of an executor's computations."""
 
     name = "skipping"
 
     def __init__(self, executor: Executor, decisions: SkipLog) -> None:
+        """Read the decisions that were made before.
+
+        Args:
+            executor: Computes the stages.
+            decisions: The decisions; new ones are added.
+        """
         self._executor = executor
         self._decisions = decisions
         self._left_out: set[Place] = set()  # between its forward and its backward
@@ -97,6 +114,8 @@ class Skipping(WorkerFeature):
         self._decided = {place for stage in executor.stages for place in decisions.decided(stage)}
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        """Return `compute` without bad microbatches, for forwards and backwards; others are unchanged."""
+
         def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             if instruction.evaluates:
                 return compute(instruction, received)
@@ -139,7 +158,10 @@ class Skipping(WorkerFeature):
             raise BadMicrobatch(f"the loss of microbatch {microbatch} of step {step} is {loss.item()}", culprit)
 
     def _decide(self, instruction: Instruction, error: ComputeFailed) -> None:
-        """Raises `error` if the fault cannot be the microbatch's, or nothing can be decided any more."""
+        """Decide to leave the microbatch out.
+
+        Raises `error` if the fault cannot be the microbatch's, or nothing can be decided any more.
+        """
         if self._decisions.again is not None:
             raise error
         place = _place(instruction)
@@ -162,7 +184,7 @@ class Skipping(WorkerFeature):
 
 
 def skipping(place: WorkerPlace) -> Skipping | None:
-    """Return the feature that leaves bad microbatches out, if the plan says so."""
+    """Return the feature that leaves bad microbatches out; None if the plan does not say so."""
     if not leaves_out(place.job):
         return None
     decisions = SkipLog(place.folder, note=place.progress.noting("skip log"), wait=place.serve)

@@ -27,16 +27,17 @@ from .worker_feature import WorkerFeature, WorkerPlace, has_room
 
 
 class OffloadFiles(AbstractContextManager["OffloadFiles"]):
-    """Files in `folder`, which is made, of what the `plan` offloads.
-
-    Args:
-        plan: Says what is offloaded of each stage.
-        folder: On the disk that is meant.
-        progress: Of the worker: is told of faults of the disk that may pass, and of waiting. Without it, faults are not
-            waited for, and activations stay in memory.
-    """
+    """The files of what a plan offloads. The scratch for activations is closed at the end of the context."""
 
     def __init__(self, plan: Plan, folder: Path, progress: Progress | None) -> None:
+        """Take the folder; files are made when they are needed.
+
+        Args:
+            plan: Says what is offloaded of each stage.
+            folder: Folder for the files, on the disk that is meant. It is made.
+            progress: Notes faults of the disk that may pass, and waiting. Without it, faults are not waited for, and
+                activations stay in memory.
+        """
         self._plan = plan
         self._folder = folder
         self._progress = progress
@@ -46,10 +47,11 @@ class OffloadFiles(AbstractContextManager["OffloadFiles"]):
         self._given = False
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """Close the scratch."""
         self._open.close()
 
     def of(self, stage: int) -> Offload:
-        """Return what of `stage` lies here. Moving it raises `WriteFailed` for a fault that did not pass."""
+        """Return the offload of `stage`. Moving a tensor into it raises `WriteFailed` for a fault that did not pass."""
         wanted = {*self._plan.offloaded_of(stage)}
         self._given = self._given or bool(wanted)
         scratch = self._scratch if "activations" in wanted else None
@@ -74,14 +76,17 @@ class OffloadFiles(AbstractContextManager["OffloadFiles"]):
 
 
 class StageBytesMeter(WorkerFeature):
-    """Measures each stage: in the first forward that is trained, and in the first update. `found` is told of each."""
+    """The feature that measures the memory of each stage: in its first trained forward, and in its first update."""
 
     def __init__(self, found: Callable[[int, HeldBytes], object]) -> None:
+        """Begin without measurements. `found` is called with each stage and its bytes."""
         self._found = found
         self._microbatch: dict[int, tuple[int, int | None]] = {}  # by stage, until its first update
         self._over: set[int] = set()  # stages that are measured
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
+        """Return `compute` with a measurement, for forwards and updates; others are unchanged."""
+
         def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             index = instruction.action.stage
             if index in self._over or index in self._microbatch or instruction.evaluates:
@@ -105,5 +110,5 @@ class StageBytesMeter(WorkerFeature):
 
 
 def stage_bytes(place: WorkerPlace) -> StageBytesMeter | None:
-    """Return the meter of a run that chooses its schedule."""
+    """Return the meter of a run that chooses its schedule; None in another run."""
     return StageBytesMeter(place.progress.takes) if place.job.plan.schedule.is_auto else None
