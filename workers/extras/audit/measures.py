@@ -77,6 +77,9 @@ def decoded_linearly(features: Tensor, inputs: Tensor, trained: int) -> Tensor:
         features: Values that cross the cut, float32 [rows, features].
         inputs: Inputs, float32 [rows, ...]. Only the first `trained` are used.
         trained: Number of rows whose inputs are known.
+
+    Returns:
+        float32 [rows - trained, ...], with the row shape of `inputs`.
     """
     wanted = inputs.flatten(1)
     fitted = trained - trained // 5
@@ -106,6 +109,9 @@ def decoded_by_network(features: Tensor, inputs: Tensor, trained: int, seed: int
         inputs: Inputs, float32 [rows, ...]. Only the first `trained` are used.
         trained: Number of rows whose inputs are known.
         seed: Seed of the network.
+
+    Returns:
+        float32 [rows - trained, ...], with the row shape of `inputs`.
     """
     with torch.random.fork_rng(devices=[]):
         mean, known = inputs[:trained].mean(0), features[:trained]
