@@ -8,44 +8,44 @@ class BrokerError(StagelineError):
 
 
 class BadMessage(BrokerError):
-    """Arrival of something that is not a valid message: damaged, too large, or of another run or wire version."""
+    """Error that what arrived is not a valid message: damaged, too large, or of another run or wire version."""
 
 
 class Unsendable(BrokerError):
-    """Payload that holds a value which cannot travel; the model's output must change."""
+    """Error that a payload holds a value which cannot travel; the model's output must change."""
 
 
 class Disagreement(BrokerError):
-    """Two messages of one identity with different bits: the computation behind them was not deterministic."""
+    """Error that two messages of one identity have different bits: what computed them was not deterministic."""
 
 
 class QueueGap(BrokerError):
-    """Message that skips a number of its queue; the sender lost one or sent out of order."""
+    """Error that a message skips a number of its queue; the sender lost one or sent out of order."""
 
 
 class QueueFull(BrokerError):
-    """Queue that holds as much as it may while no message is trimmed."""
+    """Error that a queue holds as much as it may, and no message is trimmed."""
 
 
 class QueueClosed(BrokerError):
-    """Use of a queue end that is closed: it can neither put nor take."""
+    """Error that this end of a queue is closed: it can neither put nor take."""
 
 
 class Fenced(BrokerError):
-    """Ownership of the stage by a newer incarnation: the worker that gets this error was replaced and must stop."""
+    """Error that a newer incarnation owns the stage: the worker that gets this error was replaced and must stop."""
 
 
 class EndpointTaken(BrokerError):
-    """Address that cannot be bound: in use, or not an address of this machine."""
+    """Error that an address cannot be bound: it is in use, or not an address of this machine."""
 
 
 class AddressUnusable(BrokerError):
-    """Text given as the broker's address that is not an address."""
+    """Error that the text given as the broker's address is not an address."""
 
 
 class ForeignMessage(BadMessage):
-    """Intact message of another run or wire version: a resend would bring the same bytes."""
+    """Error that an intact message is of another run or wire version: a resend would bring the same bytes."""
 
 
 class Overwritten(BrokerError):
-    """Write to a tensor after it was put: a resend of its message would have other bits."""
+    """Error that a tensor was written to after it was put: a resend of its message would have other bits."""

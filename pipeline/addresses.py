@@ -26,7 +26,7 @@ _ESCAPE = "write / ? # and @ in a user or password as %2F %3F %23 %40"
 
 
 class Reach(IntEnum):
-    """The processes between which a transport carries messages."""
+    """Set of processes between which a transport carries messages."""
 
     PROCESS = 0
     MACHINE = 1
@@ -34,7 +34,7 @@ class Reach(IntEnum):
 
 
 class Transport:
-    """The facts about one way in which messages travel; `broker/transports/base.py` has what opens it.
+    """Way in which messages travel, with the facts about it; `broker/transports/base.py` has what opens it.
 
     Attributes:
         schemes: Example of an address, by the scheme that such an address begins with.
@@ -53,7 +53,7 @@ class Transport:
     keeps_records = False
 
     def fault(self, url: str) -> str | None:
-        """Return why `url`, of one of the schemes, is not valid; "" if there is nothing to say; None if it is valid."""
+        """Return why `url`, of one of the schemes, is not valid; None if it is valid, "" if there are no schemes."""
         return None if self.schemes else ""
 
     def host(self, url: str) -> str:
@@ -189,7 +189,10 @@ def unclear_password(url: str) -> str | None:
 
 
 def is_elsewhere(host: str) -> bool:
-    """Return False for a loopback host. A name other than localhost, and `*` (every interface), count as others."""
+    """Return True if `host` may be another machine: it is not a loopback address or localhost.
+
+    Any other name, and `*` (every interface), count as other machines.
+    """
     try:
         return not ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -41,7 +41,7 @@ def failure_code(code: int) -> ExitCode:
 
 
 class StagelineError(Exception):
-    """Expected error. Its text is written for the user; a command that it ends exits with `exit_code`."""
+    """Error that stageline expects. Its text is written for the user; a command that it ends exits with `exit_code`."""
 
     exit_code: int = ExitCode.FAILED
 
@@ -58,7 +58,7 @@ def _error(kind: type[StagelineError], args: tuple[object, ...]) -> StagelineErr
 
 
 class ModelRefused(StagelineError):
-    """Model, data, loss or cut of the plan that cannot be used; the text names the place and the way out.
+    """Error that the plan's model, data, loss or cut cannot be used; the text names the place and the way out.
 
     The text may be given in `parts`: settings of the plan among them are told to a script's user in words of a script.
     """
@@ -72,29 +72,29 @@ class ModelRefused(StagelineError):
 
 
 class DataError(StagelineError, ValueError):
-    """Return value of the data source that cannot be cut into microbatches."""
+    """Error that the data source returned something that cannot be cut into microbatches."""
 
     exit_code = ExitCode.REFUSED
 
 
 class StageError(StagelineError):
-    """Demand on a stage that it cannot meet."""
+    """Error that a stage was asked for something it cannot do."""
 
 
 class GradientMismatch(StageError):
-    """Gradient given to `backward` that does not match what the stage sent."""
+    """Error that the gradient given to `backward` does not match what the stage sent."""
 
 
 class LossNotScalar(StageError):
-    """Result of the loss function that is not one number."""
+    """Error that the loss function returned something other than one number."""
 
 
 class ForeignState(StageError):
-    """State given to `restore` that is of another stage."""
+    """Error that the state given to `restore` is of another stage."""
 
 
 class GroupLost(StageError):
-    """Process of a group that computes a stage, which has ended or takes no part in what the others compute."""
+    """Error that a process of a group that computes a stage has ended, or takes no part in what the others compute."""
 
 
 def raised_by_user_code(error: BaseException) -> bool:

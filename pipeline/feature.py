@@ -47,17 +47,17 @@ Compute = Callable[[Any, Sequence[Tree]], Tree]  # of an operation and what it r
 
 
 class FeatureRefused(StagelineError):
-    """List of features that cannot be used; the text names those that are in conflict, and the way out."""
+    """Error that a list of features cannot be used; the text names those that are in conflict, and the way out."""
 
     exit_code = ExitCode.REFUSED
 
 
 class FeatureFailed(StagelineError):
-    """Failure of a feature's hook; the text names the feature and the operation. The exception is the cause."""
+    """Error that a hook of a feature raised; the text names feature and operation, and the exception is the cause."""
 
 
 class Feature:
-    """Set of hooks that do nothing. A subclass overrides those that it needs."""
+    """Feature of a run whose hooks do nothing. A subclass overrides the hooks that it needs."""
 
     name = "Feature"  # by which errors and other features call it; by default the class's
     inside: Collection[str] = ()  # names of features that wrap this one

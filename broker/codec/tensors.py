@@ -66,7 +66,7 @@ class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, 
         nbytes: Bytes of the frame.
         crc32: CRC-32 of the frame.
         skew: Address of the first element modulo 64, in bytes: kernels choose by alignment too.
-        codec: Number of the codec that wrote the frame. Absent from this class's entries: the frame has all bits.
+        codec: Number of the codec that wrote the frame; here always `LOSSLESS`, which is not sent.
     """
 
     dtype: int

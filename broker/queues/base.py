@@ -54,6 +54,7 @@ class Outbound(Protocol):
             QueueGap: `message` skips a number.
             Unsendable: The payload cannot travel.
             QueueFull: There is no room for `message`, and waiting brings none.
+            Overwritten: A tensor of a retained message was found to have been written to after it was put.
         """
 
     def has_credit(self, number: int, timeout: float) -> bool:

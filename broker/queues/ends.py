@@ -136,7 +136,7 @@ class QueueEnds(ABC):
 
 
 def look_until(until: float, find: Callable[[], Found | None]) -> Found | None:
-    """Return what `find` finds before time `until`, called again and again with other processes first; else None."""
+    """Return what `find` finds before time `until`, called in a loop after other threads and processes; else None."""
     while monotonic() < until:
         if (found := find()) is not None:
             return found

@@ -30,7 +30,7 @@ log = structlog.get_logger()
 
 
 class RouteGone(Exception):
-    """Loss of the connection that something was to be sent over."""
+    """Error that the connection which something was to be sent over is gone."""
 
 
 class OutboundLink(ABC):

@@ -144,8 +144,9 @@ class Log:
             ValueError: The message is of another run or queue.
             Disagreement: The message was put before with other bits.
             QueueGap: The message skips a number.
-            QueueFull: There is no room; nothing has changed.
+            QueueFull: There is no room; the message is not retained.
             Unsendable: The payload cannot travel.
+            Overwritten: A message that must move to the disk, to make room, was written to after it was put.
         """
         number = message.number
         if (message.run, message.queue) != self._of:

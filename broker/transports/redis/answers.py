@@ -42,7 +42,7 @@ _MISPLACED = (MovedError, AskError, ClusterCrossSlotError)
 
 
 class KeyReplaced(ResponseError):
-    """Stand-in for the answer to a command on a key of another type; the text names the key."""
+    """Error in place of the answer to a command on a key of another type; the text names the key."""
 
 
 class AnswerReader:
@@ -206,7 +206,7 @@ _small = re.compile(rb"(?:\*\d{1,5}\r\n|\$(?:" + _SHORT + rb")\r\n|[+:][^\r\n]{0
 
 
 class SizeRefused(InvalidResponse):
-    """Answer that is, or announces, what cannot be the answer to a command of this program."""
+    """Error that an answer is, or announces, what cannot be the answer to a command of this program."""
 
 
 class AnnouncedSizes:
@@ -289,7 +289,7 @@ class SizedReader:
 
 
 class SizedParser(DefaultParser):  # type: ignore[misc, valid-type]  # redis-py chooses its class when it is imported
-    """Parser of redis-py's own for the answers while a connection is made, with checked sizes."""
+    """Parser with checked sizes, based on redis-py's own, for the answers while a connection is made."""
 
     _reader: Any
 
@@ -307,23 +307,23 @@ def _length(text: bytes | bytearray) -> int:
 
 
 class RedisAway(BrokerError):
-    """Absence of a Redis server: it cannot be reached now, or the connection to it broke; it may come back."""
+    """Error that a Redis server cannot be reached now, or that the connection to it broke; it may come back."""
 
 
 class RedisGarbled(RedisAway):
-    """Bytes from a Redis server that are no answer, or announce more than one can have.
+    """Error that the bytes from a Redis server are no answer, or announce more than one can have.
 
     They were damaged on their way, or it is another kind of server. The connection is closed.
     """
 
 
 class RedisRefusal(BrokerError):
-    """Refusal of a Redis server to carry out a command, which may pass: it is full, or cannot write to its disk."""
+    """Error that a Redis server did not carry out a command, but may later: it is full, or cannot write to its disk."""
 
 
 class RedisKeyTaken(RedisRefusal):
-    """Key of this run that is of another type: another client replaced it. It may be deleted again."""
+    """Error that a key of this run is of another type: another client replaced it. It may be deleted again."""
 
 
 class RedisUnfit(BrokerError):
-    """Redis server that cannot be used as it is: its settings, its version or its access rules must change."""
+    """Error that a Redis server cannot be used as it is: its settings, its version or its access rules must change."""

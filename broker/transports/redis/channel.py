@@ -136,7 +136,11 @@ class RedisServerChannel:
     def receive(self, timeout: float) -> Sequence[Received] | None:
         """Return the messages that have arrived; wait up to `timeout` seconds for the first.
 
-        Returns None while the server is away or refuses. Raises `EndpointTaken` if another broker has taken over.
+        Returns None while the server is away or refuses.
+
+        Raises:
+            EndpointTaken: Another broker has taken over.
+            RedisUnfit: The server cannot be used as it is any more.
         """
         inbox = self._prefix + b"to-broker"
         first, others = (b"BLPOP", inbox, _seconds(timeout)), (b"LPOP", inbox, b"999")

@@ -177,7 +177,13 @@ class StreamReader:
         self.has_doubts, self.gap = False, None
 
     def count_damage(self, whole: WholeMessage, reason: str, now: float) -> None:
-        """Count a message that cannot be decoded, for `reason`. Raises `BadMessage` if that has happened too often."""
+        """Count a message that cannot be decoded. Raises `BadMessage` if that has happened too often.
+
+        Args:
+            whole: Entries of the message.
+            reason: Words of the error for what is wrong.
+            now: Time of the call, in seconds on the monotonic clock.
+        """
         if self._is_next(whole):
             self.receiver.count_damage(reason)
             self._read_again(now)

@@ -123,7 +123,7 @@ def _trusted_reason(connection: PeerConnection, now: float, largest: int) -> str
 
 
 def _too_much(connections: Sequence[PeerConnection], most: int) -> Iterator[tuple[PeerConnection, str]]:
-    """Yield the connections with the most bytes under way, until all together have at most `most`."""
+    """Yield the connections with the most bytes under way, until the others together have at most `most` bytes."""
     under_way = sum(connection.pending for connection in connections)
     for connection in sorted(connections, key=lambda each: each.pending, reverse=True):
         if under_way <= most:

@@ -129,7 +129,10 @@ class Dialer(InboundLink):
 
     @property
     def due(self) -> float:
-        """Time at which to call `send_requests` again: that of the next attempt to connect, or of the next request."""
+        """Time at which to call `send_requests` again, to connect or to send a request.
+
+        Infinite while a packet waits for room, which `events` report.
+        """
         if self._socket is None:
             return self._next_attempt
         if self._blocked:  # until there is room, which `events` include
