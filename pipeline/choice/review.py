@@ -117,7 +117,7 @@ class ScheduleReview:
         self._measure_from(step + 1)
 
     def interrupt(self, begun: int) -> None:
-        """Begin the sample again after the steps that have `begun`, since steps are repeated after a loss."""
+        """Begin the sample again after step `begun`, the first that no stage has begun: steps are repeated after a loss."""
         if self.begins is not None and self._ranking is None:
             self._measure_from(max(self.begins, begun + 1))
 
@@ -126,7 +126,7 @@ class ScheduleReview:
 
         Args:
             now: Time in seconds.
-            begun: Last step that has begun; measuring starts after it.
+            begun: First step that no stage has begun. A due review measures from the step after it.
             stages: Memory of each stage. No ranking begins before every stage is known.
 
         Returns:
