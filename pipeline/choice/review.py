@@ -117,7 +117,10 @@ class ScheduleReview:
         self._measure_from(step + 1)
 
     def interrupt(self, begun: int) -> None:
-        """Begin the sample again after step `begun`, the first that no stage has begun: steps are repeated after a loss."""
+        """Begin the sample again, since steps are repeated after a loss.
+
+        The new sample begins after step `begun`, the first that no stage has begun.
+        """
         if self.begins is not None and self._ranking is None:
             self._measure_from(max(self.begins, begun + 1))
 

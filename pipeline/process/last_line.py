@@ -29,7 +29,7 @@ _end_process = os._exit
 
 
 def install() -> None:
-    """Make this process write its stack to stderr at a crash, at SIGUSR1, and when `os._exit` is called."""
+    """Make this process write where it is to stderr: at a crash, at SIGUSR1, and when `os._exit` is called."""
     faulthandler.enable(_LOG, all_threads=False)
     faulthandler.unregister(_DUMP)  # in a fork, whose handlers are others than those that `faulthandler` remembers
     faulthandler.register(_DUMP, _LOG, all_threads=False)

@@ -163,10 +163,10 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         on_bound: Called with the endpoint once the broker is bound to it.
 
     Raises:
-        EndpointTaken: Another process has the address.
-        OtherRun: The records are of another run.
+        EndpointTaken: The address cannot be bound.
+        OtherRun: The records hold a run of another plan that has not ended, or that is asked for by its id.
         StoreUnusable: The records cannot be reached or written.
-        FolderUnusable: The folder of the run cannot be used.
+        FolderUnusable: The folder for the run's files cannot be made.
         PlanRefused: The plan cannot be used.
         ModelRefused: The model of the plan cannot be used.
     """
