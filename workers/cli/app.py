@@ -1,4 +1,4 @@
-"""The command line: finds a command by its name, runs it, and turns its errors into a message and an exit code."""
+"""Command line: finds a command by its name, runs it, and turns its errors into a message and an exit code."""
 
 import os
 import sys
@@ -36,15 +36,18 @@ def _commands(files: Iterable[str]) -> dict[str, click.Command]:
 
 
 class Commands(click.Group):
-    """The commands in the folder `commands`. A file that has the name of its command is imported alone."""
+    """Group of the commands in the folder `commands`. A file that has the name of its command is imported alone."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the commands that are not hidden, sorted."""
         return sorted(name for name, command in _commands(_FILES).items() if not command.hidden)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command `cmd_name`, None if there is none."""
         return _commands([cmd_name] if cmd_name in _FILES else _FILES).get(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
+        """Invoke the command; raise `CommandFailed` for a `SystemExit` of the user's code."""
         try:
             return super().invoke(ctx)
         except SystemExit as error:  # click has an exception of its own to exit with: this is from a user's code
@@ -56,6 +59,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Resolve the command; an unknown name fails with a suggestion."""
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             ctx.fail(f"there is no command {name}; {suggestion(name, self.list_commands(ctx))}")
@@ -111,7 +115,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _failed(arguments: Sequence[str], error: Exception, message: str, code: int) -> int:
-    """With --json a command's stdout is one line of JSON, also if it fails. Returns `code`."""
+    """Print the error as one line of JSON if --json is given and nothing was printed; return `code`.
+
+    With --json a command's stdout is one line of JSON, also if it fails.
+    """
     if "--json" in arguments and not getattr(error, "answered", False):
         click.echo(msgspec.json.encode(as_facts(error, message, code)))
     return code

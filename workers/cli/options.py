@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, the kinds of value that they take, and the run that they name.
+"""Arguments and options that several commands share, their kinds of value, and the run that they name.
 
 `answer_about` asks about a run: its broker, if one is there, otherwise the run's records.
 
@@ -65,11 +65,12 @@ RUNS = Path("runs")
 
 
 class Bytes(click.ParamType[int]):
-    """A size as plans have it: 1048576 or "512MiB"."""
+    """Size as plans have it: 1048576 or "512MiB"."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the size in bytes; fail for any other text."""
         from pydantic import TypeAdapter, ValidationError
 
         from stageline.pipeline.plan.keys.key_types import Size
@@ -82,9 +83,10 @@ class Bytes(click.ParamType[int]):
 
 
 class Finite(click.FloatRange):
-    """A number within bounds; refuses "nan" and what is too large for a float."""
+    """Number within bounds; "nan" and numbers too large for a float are refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; fail if it is not finite."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number", param, ctx)
@@ -92,7 +94,10 @@ class Finite(click.FloatRange):
 
 
 def address(*, dials: bool) -> Callback:
-    """The callback of an option that takes the broker's address: to connect to (`dials`), or to listen at."""
+    """Return the callback of an option that takes the broker's address.
+
+    With `dials`, the address is one to connect to; otherwise, to listen at.
+    """
 
     def checked(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
         if value is None:
@@ -110,7 +115,15 @@ def address(*, dials: bool) -> Callback:
 
 
 def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The callback of an option that takes a run: its id, which is the name of its folder, the folder, or ""."""
+    """Return the run's id, from the id, its folder, or ""; the callback of an option that takes a run.
+
+    Raises `click.BadParameter` for other texts.
+
+    Args:
+        ctx: Context of the command.
+        parameter: Option.
+        value: Given text, or None.
+    """
     try:
         if value and runs.is_run(Path(value)):
             return Path(value).resolve().name
@@ -132,7 +145,15 @@ def _address_fault(url: str, *, dials: bool) -> str | None:
 
 
 def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The callback of an option that takes a stage: "1", or a replica of it, "1.0"."""
+    """Return the stage, such as "1" or, for a replica, "1.0"; the callback of an option that takes a stage.
+
+    Raises `click.BadParameter` for other texts.
+
+    Args:
+        ctx: Context of the command.
+        parameter: Option.
+        value: Given text, or None.
+    """
     if value is None or re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
         return value
     raise click.BadParameter(f"{value!r} is no stage: write its number, such as 1, or that of a replica, such as 1.0")
@@ -150,8 +171,10 @@ def require_existence(where: str) -> None:
 
 
 def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
-    """The plan that the command line and the environment name; warnings go to stderr. `script:plan` is that of the
-    script which this process was forked from."""
+    """Return the plan that the command line and the environment name; warnings go to stderr.
+
+    `script:plan` is the plan of the script that this process was forked from.
+    """
     if is_of_script(config):
         return cast("plans.Plan", script_object(config, "CONFIG"))
     with user_prints_to_stderr():  # a function may list its schedule
@@ -161,9 +184,13 @@ def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
 
 
 def plan_of_run(folder: Path, config: str | None, sets: Sequence[str]) -> "plans.Plan":
-    """The plan in `config`, or without it that of the command that has begun the run in `folder`, with its --set; then
-    `sets`, whose layout replaces the command's. A cut that was measured is the run's. Raises `CommandFailed` if the
-    plan is not there."""
+    """Return the plan of the run in `folder`, with the run's measured cut. Raises `CommandFailed` without a plan.
+
+    Args:
+        folder: Folder of the run.
+        config: Plan; None for that of the command that has begun the run, with its --set.
+        sets: Overridden keys, whose layout replaces the command's.
+    """
     plan = plan_of(config, sets) if config is not None else _plan_of_begun(folder, sets)
     cut = runs.recorded_cut(plan, folder)
     return plan if cut is None else plan.with_cut(cut)
@@ -181,7 +208,7 @@ def _plan_of_begun(folder: Path, sets: Sequence[str]) -> "plans.Plan":
 
 
 def tell(text: str) -> None:
-    """Print what a command has to say besides its result on stderr."""
+    """Print a message besides a command's result on stderr."""
     say(f"stageline: {text}", err=True)
 
 
@@ -198,23 +225,23 @@ def require_restarts(plan: "plans.Plan") -> None:
 
 
 def plan_arguments(config: str, sets: Sequence[str]) -> list[str]:
-    """The same plan, as arguments for another stageline command. They may contain passwords: not to be printed."""
+    """Return the plan as arguments for another stageline command. They may contain passwords: not to be printed."""
     return [config, *(argument for each in sets for argument in ("--set", each))]
 
 
 def without_passwords(sets: Sequence[str]) -> list[str]:
-    """Those of `sets` that may be printed."""
+    """Return the `sets` without a password, which may be printed."""
     values = {each: each.partition("=")[2].strip().strip("\"'") for each in sets}
     return [each for each, value in values.items() if masked(value) == value]
 
 
 def user_prints_to_stderr() -> contextlib.redirect_stdout[TextIO]:
-    """A context in which what a user's code prints goes to stderr: stdout is for the command's result."""
+    """Return a context in which the user's code prints to stderr: stdout is for the command's result."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
 def width() -> int | None:
-    """The columns of stdout, None if it is not a terminal."""
+    """Return the columns of stdout, None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -224,10 +251,20 @@ def ascii_only() -> bool:
 
 
 def answer_about(where: str | None, broker: str | None, query: str, **of: str) -> Facts:
-    """The facts of the answer. `source` is "broker" or "records", `as_of` when that was so (seconds since the epoch).
+    """Return the answer to a question about a run, from its broker or its records.
 
-    Raises `BrokerUnreachable`, `CommandFailed` for a refused question, `QueryRefused`, `PlanRefused`, `RecordsDamaged`
-    or `StoreUnusable`.
+    `source` is "broker" or "records", `as_of` the time at which it was true, in seconds since the epoch.
+
+    Args:
+        where: Folder of a run, or a plan; None for the newest run in ./runs.
+        broker: Address of the only broker to ask, or None.
+        query: Question, such as "status".
+        **of: Parameters of the question.
+
+    Raises:
+        BrokerUnreachable: No broker answers, and there are no records.
+        CommandFailed: The question is refused.
+        QueryRefused, PlanRefused, RecordsDamaged, StoreUnusable: The records cannot answer.
     """
     if broker is not None:
         return _from_broker(broker, query, of)
@@ -244,7 +281,7 @@ def answer_about(where: str | None, broker: str | None, query: str, **of: str) -
 
 
 def folder_of(where: str | None) -> Path:
-    """The folder of the run that `where` names. Raises `CommandFailed` if none is there."""
+    """Return the folder of the run that `where` names. Raises `CommandFailed` if there is none."""
     found = _find(where)
     if found.run is None:
         raise CommandFailed(found.absence, ExitCode.USAGE)
@@ -253,8 +290,10 @@ def folder_of(where: str | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What was found of a run: its folder, and what a plan says of its broker. `absence`: the error if none of it is
-    there."""
+    """Places at which a run was found: its folder, and the broker and store that a plan names.
+
+    `absence` is the error if there are none.
+    """
 
     run: Path | None = None
     broker: str | None = None
@@ -262,7 +301,7 @@ class Whereabouts:
     absence: str = ""
 
     def brokers(self) -> Iterator[str]:
-        """Addresses at which a broker may answer: of those of this machine, where a process listens."""
+        """Yield addresses at which a broker may answer: on this machine, only those at which a process listens."""
         known = None if self.run is None else runs.read_broker_url(self.run)
         if known is not None and self.run is not None and _may_live(self.run) and backend_of(known).listens(known):
             yield known
@@ -271,7 +310,7 @@ class Whereabouts:
 
 
 def _may_live(run: Path) -> bool:
-    """Return True if the process that the run belongs to may be there: with `train`, its broker is gone too."""
+    """Return True if the process that the run belongs to may be there: after its end, `train`'s broker is gone too."""
     try:
         owner = read_owner(run)
     except ValueError:

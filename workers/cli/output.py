@@ -1,4 +1,4 @@
-"""What commands print: text, tables, amounts and results for people, log lines, and how a command has failed.
+"""Output of commands: text, tables, amounts and results for people, log lines, and errors.
 
 A table is drawn for a terminal, and stands in plain aligned columns otherwise. Answers as JSON keep their exact text.
 A log event is a line on stderr, `01:02:03 assigned: worker 0, incarnation 1`; an error begins with `stageline:`.
@@ -35,12 +35,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def say(text: str, *, err: bool = False, file: IO[Any] | None = None) -> None:
-    """Prints `text` on stdout, or on stderr or to `file`. What would control a terminal is shown instead."""
+    """Print `text` on stdout, on stderr or to `file`; control characters are made visible."""
     click.echo(printable(text, most=LONGEST), err=err, file=file)
 
 
 def answer(facts: object, as_json: bool, show_facts: Callable[[], object]) -> None:
-    """Print what a command has found: `facts` as one line of JSON, or for people, as `show_facts` does."""
+    """Print the result of a command.
+
+    Args:
+        facts: Result, printed as one line of JSON if `as_json`.
+        as_json: Print JSON.
+        show_facts: Prints the result for people.
+    """
     if as_json:
         click.echo(msgspec.json.encode(facts))
     else:
@@ -48,7 +54,13 @@ def answer(facts: object, as_json: bool, show_facts: Callable[[], object]) -> No
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table under its title. Columns of numbers are right-aligned."""
+    """Print a table under its title; columns of numbers are right-aligned.
+
+    Args:
+        title: Title.
+        columns: Names of the columns.
+        rows: Cells of each row.
+    """
     cells = [[printable_line(str(cell)) for cell in row] for row in rows]
     right = [bool(cells) and all(_AMOUNT.fullmatch(row[place]) for row in cells) for place in range(len(columns))]
     if sys.stdout.isatty():
@@ -58,7 +70,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
 
 
 def summary(result: Result, folder: Path) -> str:
-    """What the finished run in `folder` came to: one line each."""
+    """Return the result of the finished run in `folder`, one line for each value."""
     rows = {
         "run": str(folder),
         "steps": str(result.steps) if result.stopped_early is None else f"{result.steps}, {result.stopped_early}",
@@ -74,12 +86,12 @@ def summary(result: Result, folder: Path) -> str:
 
 
 def best_of(best: Mapping[str, Any]) -> str:
-    """`accuracy 0.93 after step 700`."""
+    """Return the best evaluation as text: `accuracy 0.93 after step 700`."""
     return f"{best['metric']} {best['value']:.6g} after step {best['step']}"
 
 
 def show_evaluations(rounds: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> None:
-    """A table of the newest rounds of evaluation; nothing if there was one at most: its metrics are told anyway."""
+    """Print a table of the newest rounds of evaluation; nothing for fewer than two, whose metrics are shown anyway."""
     if len(rounds) < 2:
         return
     shown = rounds[-_NEWEST:]
@@ -101,7 +113,7 @@ def show_evaluations(rounds: Sequence[Mapping[str, Any]], best: Mapping[str, Any
 
 
 def size(count: float) -> str:
-    """`49.2 kB`, of bytes."""
+    """Return a number of bytes as text: `49.2 kB`."""
     for unit in _BYTES[:-1]:
         if count < 999.5:
             return f"{count:.3g} {unit}"
@@ -110,12 +122,12 @@ def size(count: float) -> str:
 
 
 def share(part: float) -> str:
-    """`12 %`."""
+    """Return a part of 1 as text: `12 %`."""
     return f"{part:.0%}".replace("%", " %")
 
 
 def duration(seconds: float) -> str:
-    """`350 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return seconds as text: `350 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:
@@ -125,12 +137,18 @@ def duration(seconds: float) -> str:
 
 
 def span(layers: Sequence[str]) -> str:
-    """Return `encoder.4`, or `encoder.4 to encoder.7`, of the names of layers in order."""
+    """Return the names of consecutive layers as text: `encoder.4`, or `encoder.4 to encoder.7`."""
     return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}"
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """`1 worker`, `2 workers`."""
+    """Return a number with its noun: `1 worker`, `2 workers`.
+
+    Args:
+        number: Number.
+        one: Noun in the singular.
+        many: Noun in the plural; "" appends an s.
+    """
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
@@ -169,7 +187,10 @@ def log_to_stderr() -> None:
 
 
 def render(_: object, __: str, event: Event) -> str:
-    """One event as text. A traceback comes first: the last line of a log states what went wrong."""
+    """Return one log event as text.
+
+    A traceback comes first: the last line of a log states what went wrong.
+    """
     level, text, traceback = event.pop("level", "info"), event.pop("event"), event.pop("exception", "")
     reason = event.pop("reason", "")
     details = ", ".join(f"{name} {value}" for name, value in event.items())
@@ -180,9 +201,16 @@ def render(_: object, __: str, event: Event) -> str:
 
 
 class CommandFailed(StagelineError):
-    """Ends the command with a message for the user, and `exit_code`. `answered`: its result has been printed."""
+    """Error that ends the command with a message for the user and an exit code."""
 
     def __init__(self, message: str, exit_code: int, *, answered: bool = False) -> None:
+        """Take the message.
+
+        Args:
+            message: Message for the user.
+            exit_code: Exit code of the command.
+            answered: True if the command's result has been printed.
+        """
         super().__init__(message)
         self.exit_code = exit_code
         self.answered = answered
@@ -203,16 +231,24 @@ def message_of(error: Exception) -> str:
 
 
 def as_facts(error: Exception, message: str, exit_code: int) -> dict[str, object]:
-    """The error as schema error/1, which `--json` prints in place of a result.
+    """Return the error as schema error/1, which `--json` prints in place of a result.
 
-    `errors` has everything that is wrong with a plan, each with its place; it is empty for any other error.
+    `errors` has all faults of a plan, each with its place; it is empty for any other error.
+
+    Args:
+        error: Error that ended the command.
+        message: Message for the user.
+        exit_code: Exit code of the command.
     """
     errors = [_plan_fault(each) for each in error.errors] if isinstance(error, PlanRefused) else []
     return {"schema": "error/1", "exit_code": int(exit_code), "message": message, "errors": errors}
 
 
 def _plan_fault(fault: PlanError) -> dict[str, object]:
-    """`file` and `line` are None for what no file says: `where` is then "--set", or a variable of the environment."""
+    """Return a fault of a plan with its place.
+
+    `file` and `line` are None for a value from no file: `where` is then "--set", or a variable of the environment.
+    """
     file, line = _LINE.fullmatch(fault.where), None
     if file is not None:
         line = int(file[2]) if file[2] else None

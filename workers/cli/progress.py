@@ -1,4 +1,4 @@
-"""The progress of a run on stderr: bars on a terminal, otherwise a line every few seconds.
+"""Progress of a run on stderr: bars on a terminal, otherwise a line every few seconds.
 
 Between them stands the news since the last status, each told once: losses, standstills, damages, evaluations.
 """
@@ -36,16 +36,17 @@ _INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
 
 
 class News:
-    """Lines for people. `start`: how a replacement is started. `why` asks the broker what the run waits for."""
+    """Source of news of a run, as lines for people."""
 
     def __init__(self, start: str, why: Callable[[], Facts | None]) -> None:
+        """Take `start`, the text on how a replacement is started, and `why`, which asks what the run waits for."""
         self._lost = LostWorkers(start)
         self._stalled = StalledSteps(why)
         self._damages = 0
         self._evaluated: int | None = None  # steps before the newest evaluation that was told; None before a status
 
     def lines(self, facts: Facts) -> Iterator[str]:
-        """Yield what was not told before."""
+        """Yield the news in a status that were not told before."""
         new = facts["damaged"][self._damages :]
         self._damages += len(new)
         yield from new
@@ -54,7 +55,10 @@ class News:
         yield from self._evaluations(facts)
 
     def _evaluations(self, facts: Facts) -> list[str]:
-        """Several, if they follow each other faster than statuses; the last one of those before a run was resumed."""
+        """Return lines for new evaluations: several, if they follow faster than statuses.
+
+        Of the evaluations before a run was resumed, only the last is told.
+        """
         told = self._evaluated
         found = facts["evaluations"][-1:] if told is None else [e for e in facts["evaluations"] if e["step"] > told]
         self._evaluated = found[-1]["step"] if found else told or 0
@@ -62,9 +66,10 @@ class News:
 
 
 class StalledSteps:
-    """Notices that a run finishes no step, though no loss or fault has been told that explains it."""
+    """Detector of a run that finishes no step although no known loss or fault explains it."""
 
     def __init__(self, why: Callable[[], Facts | None]) -> None:
+        """Take `why`, which asks the broker what the run waits for."""
         self._why = why
         self._finished: int | None = None  # steps, as of the last status of a run without a known cause to wait
         self._since = 0.0  # when that became so
@@ -73,7 +78,7 @@ class StalledSteps:
         self._told: set[tuple[str, object]] = set()  # causes, with the worker that is to blame
 
     def lines(self, facts: Facts) -> Iterator[str]:
-        """Tell each cause once until a step is finished, and then that the run goes on."""
+        """Yield each cause once until a step is finished, and then a line that the run goes on."""
         now, finished = monotonic(), facts["finished_floor"]
         faulty = facts.get("fault") or any(row.get("fault") or row.get("trouble") for row in facts["workers"])
         if facts["phase"] != "running" or facts["recovering"] or faulty:
@@ -105,14 +110,14 @@ class StalledSteps:
 
 
 def evaluation_told(found: Facts, best: Facts | None) -> str:
-    """`evaluation after step 100: loss 0.1234, accuracy 0.93, the best so far`."""
+    """Return a line such as `evaluation after step 100: loss 0.1234, accuracy 0.93, the best so far`."""
     text = f"evaluation after step {found['step']}: {told(record_of(found))}"
     return f"{text}, the best so far" if best is not None and best["step"] == found["step"] else text
 
 
 @contextmanager
 def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
-    """A context whose value is called with each new status of the broker."""
+    """Return a context whose value is to be called with each new status of the broker."""
     news = News(f"Its process was started again; see its log in {launch.folder}", partial(_why, launch.folder))
     if not sys.stderr.isatty():
         yield Lines(launch, news)
@@ -122,22 +127,23 @@ def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
 
 
 def _why(folder: Path) -> Facts | None:
-    """Return what the broker of the run in `folder` says that it waits for; None if there is none, or it does not
-    answer."""
+    """Return the broker's answer on what the run in `folder` waits for; None if no broker answers."""
     url = read_broker_url(folder)
     return None if url is None else ask(url, "why")
 
 
 class Lines:
-    """`step 120 of 460, loss 0.1234, 3456 samples/s, idle 12 %, 30 %`."""
+    """Progress as lines: `step 120 of 460, loss 0.1234, 3456 samples/s, idle 12 %, 30 %`."""
 
     def __init__(self, launch: Launch, news: News) -> None:
+        """Follow the run of `launch`, and print `news` of it."""
         self._pace = Pace(launch)
         self._news = news
         self._printed = monotonic(), 0  # when progress was printed, and how many steps were finished then
         self._phase = ""
 
     def __call__(self, facts: Facts) -> None:
+        """Print the news in a status, and progress if the phase has changed or `INTERVAL` has passed."""
         self._pace.record(facts)
         for news in self._news.lines(facts):
             say(f"stageline: {news}", err=True)
@@ -158,9 +164,10 @@ class Lines:
 
 
 class Bars:
-    """Draws a bar for the steps, and a line for each stage, in `live`."""
+    """Progress as a bar for the steps, and a line for each stage."""
 
     def __init__(self, launch: Launch, news: News, live: Live) -> None:
+        """Follow the run of `launch`, print `news` of it, and draw in `live`."""
         self._pace = Pace(launch)
         self._news = news
         self._label = launch.schedule.label
@@ -179,6 +186,7 @@ class Bars:
         live.update(self._progress)
 
     def __call__(self, facts: Facts) -> None:
+        """Print the news in a status, and draw it."""
         self._pace.record(facts)
         for news in self._news.lines(facts):
             self._live.console.print(
@@ -208,6 +216,7 @@ class Pace:
     """Rates over a few seconds, which a single status does not hold."""
 
     def __init__(self, launch: Launch) -> None:
+        """Measure the run of `launch`."""
         self._rows = launch.plan.data.batch_size * launch.plan.schedule.accumulate
         self._history: deque[tuple[float, int]] = deque()  # time in seconds, steps finished
         self.steps = launch.steps
@@ -227,18 +236,18 @@ class Pace:
                 self.idle[worker["index"]] += (idle - self.idle[worker["index"]]) * 0.2
 
     def finished(self, facts: Facts) -> int:
-        """The training steps that every stage has finished."""
+        """Return the number of training steps that every stage has finished."""
         return min(int(facts["finished_floor"]), self.steps)
 
     @property
     def rate(self) -> str:
-        """`3456 samples/s`."""
+        """Rate as text: `3456 samples/s`."""
         (earlier, before), (later, after) = self._history[0], self._history[-1]
         rate = (after - before) * self._rows / (later - earlier) if later > earlier else 0.0
         return f"{rate:.4g} samples/s"
 
     def phase(self, facts: Facts) -> str:
-        """Return what the run as a whole is doing."""
+        """Return the activity of the run as a whole."""
         if facts["phase"] in ("waiting", "running") and (blocked := _waiting_for_server(facts) or _fault(facts)):
             return blocked
         if facts.get("listening"):
@@ -257,21 +266,23 @@ class Pace:
 
 
 def _workers(indices: Sequence[int]) -> str:
-    """`worker 1`, `workers 0, 1 and 3`."""
+    """Return the workers as text: `worker 1`, `workers 0, 1 and 3`."""
     *others, last = map(str, indices)
     return f"workers {', '.join(others)} and {last}" if others else f"worker {last}"
 
 
 def finished_loss(facts: Facts) -> str:
-    """`loss 0.1234`, of the newest step that every stage has finished, and where gradients are clipped, their norm; ""
-    before the first, and if it has no rows."""
+    """Return `loss 0.1234`, of the newest step that every stage has finished; "" before the first, and without rows.
+
+    If gradients are clipped, their norm is added.
+    """
     last, norm = facts["finished_loss"], facts.get("gradient_norm")
     loss = f"loss {last['loss']:.4g}" if last and last["loss"] is not None else ""
     return f"{loss}, gradient norm {norm['norm']:.4g}" if loss and norm else loss
 
 
 def stage_activity(facts: Facts, stage: int) -> tuple[int, str]:
-    """The worker of a stage, and what it does for this stage now; "" while it computes another of its stages."""
+    """Return the worker of a stage and its activity for that stage; "" while it computes another of its stages."""
     worker = next(worker for worker in facts["workers"] if stage in worker["stages"])
     now = str(worker.get("now", "starts"))
     action = now.partition(" ")[0]
@@ -286,8 +297,10 @@ def _waiting_for_server(facts: Facts) -> str:
 
 
 def _fault(facts: Facts) -> str:
-    """Return what the broker or a worker cannot do for now, without the seconds, so that it is told once; "" if there
-    is nothing."""
+    """Return the present fault of the broker or of a worker; "" if there is none.
+
+    Its seconds are left out, so that it is told once.
+    """
     faults = [
         ("the broker", facts.get("fault")),
         *((f"worker {row['index']}", row.get("fault")) for row in facts["workers"]),

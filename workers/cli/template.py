@@ -1,4 +1,4 @@
-"""The template process: imports what takes long, then forks commands on request.
+"""Program of the template process: imports slow modules, then forks commands on request.
 
 `launch/template.py` starts it with an interpreter of its own, or as a fork of a script, which has the script's model
 and functions.
@@ -33,7 +33,7 @@ _MODULES = (  # that they import when they run
 
 
 def import_everything() -> None:
-    """What takes seconds the first time; without starting a thread, which a fork would lack."""
+    """Import the modules that take seconds, without starting a thread, which a fork would lack."""
     # Without it, torch could ask whether there is a GPU in a way that no process can use one after a fork.
     ours = _ASKS_NO_GPU not in os.environ
     os.environ.setdefault(_ASKS_NO_GPU, "1")
@@ -48,15 +48,17 @@ def import_everything() -> None:
 
 
 def end_threads_of_libraries() -> None:
-    """OpenBLAS, which numpy brings, has threads from its import on. It ends them before a fork, and starts them again
-    where they are needed."""
+    """End the threads of OpenBLAS, which numpy brings, by a fork.
+
+    OpenBLAS has threads from its import on; it ends them before a fork, and starts them again where they are needed.
+    """
     if not (forked := os.fork()):
         os._exit(0)
     os.waitpid(forked, 0)
 
 
 def import_libraries(names: Sequence[str]) -> None:
-    """What the user's files will import. One that cannot be imported is left to them: there, it is an error."""
+    """Import modules for the user's files. One that cannot be imported is left to these, where it is an error."""
     for name in names:
         with suppress(Exception):
             import_module(name)
@@ -64,9 +66,13 @@ def import_libraries(names: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until `train` is gone and its processes have ended, or, in a process that was forked, its command.
+    """Fork commands until `train` is gone and its processes have ended; in a forked process, run its command.
 
-    `arguments`: three descriptors, for requests, the lifeline, and the lock of the folder for sockets; that folder.
+    Args:
+        arguments: Three descriptors, for requests, the lifeline, and the lock of the folder for sockets; that folder.
+
+    Returns:
+        The exit code of the command.
     """
     requests, lifeline, lock = map(int, arguments[:3])
     sockets = Path(arguments[3])

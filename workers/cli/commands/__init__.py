@@ -1,4 +1,4 @@
-"""The commands: each parses, calls one function, prints.
+"""Commands: each parses, calls one function, prints.
 
 May import every other room. Read `train.py` first; `app.py` says where each command is.
 """

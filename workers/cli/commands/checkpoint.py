@@ -212,7 +212,7 @@ def _row(source: "CheckpointSource", row: "CheckpointRow") -> tuple[object, ...]
 
 
 def _problem(source: "CheckpointSource", found: "Sequence[SnapshotState]") -> str:
-    """What is wrong with the snapshots `found`; "" if nothing is."""
+    """Return what is wrong with the snapshots `found`; "" if nothing is."""
     if damaged := sum(bool(each.damages) for each in found):
         return f"{counted(damaged, 'snapshot is', 'snapshots are')} damaged"
     if found:

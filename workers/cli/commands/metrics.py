@@ -38,7 +38,7 @@ Take = Callable[[MetricsLine], object]
 
 
 def every_for(steps: int) -> int:
-    """Return which steps a table shows: each 1st, 2nd, 5th, 10th, ... so that there are about `ROWS`."""
+    """Return the distance of the steps that a table shows, 1, 2, 5, 10, ..., for about `ROWS` rows."""
     power = 1
     while power * 10 * ROWS < steps:
         power *= 10
@@ -46,7 +46,7 @@ def every_for(steps: int) -> int:
 
 
 def cells(line: MetricsLine) -> tuple[str, ...]:
-    """One row of the table."""
+    """Return the cells of a line in the table."""
     time = f"{datetime.fromtimestamp(line.time):%F %T}"
     if isinstance(line, EvaluationMetrics):
         found = ", ".join(f"{name} {_number(value)}" for name, value in line.values.items())
@@ -57,12 +57,12 @@ def cells(line: MetricsLine) -> tuple[str, ...]:
 
 
 def row(of: Iterable[str]) -> str:
-    """A row by itself, of a table whose other rows are not known."""
+    """Return a row by itself, of a table whose other rows are not known."""
     return "  ".join(cell.rjust(width) for cell, width in zip(of, _WIDTHS, strict=True)).rstrip()
 
 
 def as_csv(lines: Iterable[MetricsLine]) -> str:
-    """A row for each line; a column for each learning rate and each metric."""
+    """Return the lines as CSV, with a column for each learning rate and each metric."""
     every = list(lines)
     most = max((len(line.learning_rates) for line in every), default=0)
     rates = [f"learning_rate_{group}" for group in range(most)]
@@ -117,7 +117,7 @@ def metrics(
 
 
 def _lines(folder: Path) -> Iterator[MetricsLine]:
-    """All, in order; steps that are missing are told on stderr. Raises `CommandFailed` if there is no file."""
+    """Yield all lines in order; missing steps are told on stderr. Raises `CommandFailed` if there is no file."""
     try:
         found = metrics_in(folder)
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def _gaps_told(lines: Iterable[MetricsLine], file: Path) -> Iterator[MetricsLine
 
 
 def _chosen(lines: Iterable[MetricsLine], every: int) -> Iterator[MetricsLine]:
-    """Each `every`-th step, and all evaluations."""
+    """Yield each `every`-th step, and all evaluations."""
     return (line for line in lines if not isinstance(line, StepMetrics) or line.step % every == 0)
 
 
@@ -166,7 +166,7 @@ def _to_tensorboard(folder: Path, target: Path, every: int, *, follow: bool) -> 
 
 
 def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
-    """Until the run is over; if that cannot be known here, until Ctrl-C."""
+    """Print new lines until the run is over or, if that cannot be known here, until Ctrl-C."""
     tail = MetricsTail(folder)
     say(row(COLUMNS))
     while True:

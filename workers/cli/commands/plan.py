@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def show_fit(found: "HostFit") -> None:
-    """Prints it on stdout."""
+    """Print the stages and their machines on stdout."""
     rows = [
         (
             each.stage,
@@ -52,7 +52,7 @@ def show_fit(found: "HostFit") -> None:
 
 
 def _lines(found: "HostFit") -> list[str]:
-    """What to write into the plan's file."""
+    """Return the lines to write into the plan's file."""
     cut = [f"cut = {list(found.cut)}"] if found.cut else ["stages = 1"]
     window = [] if found.window is None else [f"window = {list(found.window)}"]
     workers = [
@@ -64,7 +64,7 @@ def _lines(found: "HostFit") -> list[str]:
 
 
 def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:
-    """One for each stage that does something; one if none does."""
+    """Yield a line for each stage that acts on its limit, or one line if none does."""
     for each in stages:
         if each.acts:
             yield f"for its limit of memory, stage {each.stage} {_does(each)}; it takes {share(each.share)} longer"
@@ -73,8 +73,11 @@ def chosen_lines(stages: Sequence["StageMemory"]) -> Iterator[str]:
 
 
 def tight_lines(stages: Sequence["StageMemory"], workers: Sequence["WorkerEstimate"]) -> Iterator[str]:
-    """One for each worker whose limit is tight. Where what `stages` do was chosen, another limit may choose otherwise:
-    only if they do nothing, it is known from which limit on it is not tight."""
+    """Yield a line for each worker whose limit is tight.
+
+    If actions of `stages` were chosen, another limit may choose otherwise: only if they take none, the limit from which
+    on it is not tight is known.
+    """
     known = not any(each.acts for each in stages)
     for each in workers:
         if each.tight:
@@ -86,7 +89,7 @@ def tight_lines(stages: Sequence["StageMemory"], workers: Sequence["WorkerEstima
 
 
 def show_chosen(stages: Sequence["StageMemory"]) -> None:
-    """A table, if something was chosen."""
+    """Print a table, if something was chosen."""
     rows = [(each.stage, each.recompute, ", ".join(each.offload) or "nothing", share(each.share)) for each in stages]
     if rows:
         show("chosen for the limit of memory", ("stage", "recompute", "offload", "takes longer by about"), rows)
@@ -192,7 +195,7 @@ def _show_split(found: "Estimate") -> None:
 
 
 def _show_schedules(found: "Estimate") -> None:
-    """Between what the run chooses, if it does."""
+    """Print the schedules between which the run chooses, if it does."""
     if not found.schedules:
         return
     from stageline.pipeline.choice import MOST_HALVING
@@ -215,7 +218,7 @@ def _show_schedules(found: "Estimate") -> None:
 
 
 def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:
-    """How much is written of what layers return."""
+    """Print how many bytes of layers' outputs are written."""
     sizes = {each.stage: each.tapped for each in found.stages}
     if any(sizes.values()):
         of_step = sum(sizes.values()) * plan["schedule.microbatches"] * plan["schedule.accumulate"]
@@ -244,7 +247,10 @@ def _show_workers(found: "Estimate") -> None:
 
 
 def _sizes(counts: Iterable[int], *, known: bool) -> list[str]:
-    """The forecast is of one process: that of a group's process would be a wrong number."""
+    """Return sizes as text, "unknown" unless `known`.
+
+    The forecast is of one process: it would be a wrong number for a group's process.
+    """
     return [size(count) if known else "unknown" for count in counts]
 
 

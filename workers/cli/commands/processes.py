@@ -116,7 +116,7 @@ def worker(
 def _work_for_script(
     ctx: click.Context, address: str, patience: float, sets: tuple[str, ...], work: Callable[["Plan"], int]
 ) -> int:
-    """Do `work` with the plan of the script at `address`, or at that in the environment."""
+    """Do `work` with the plan of the script at `address`, or at the address in the environment."""
     for name, option in (("config", "CONFIG"), ("broker", "--broker")):
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--join goes without {option}: the plan is the script's. Leave one of both out")

@@ -157,7 +157,7 @@ def _show_status(facts: Facts) -> None:
 
 
 def _chosen(orders: Facts | None) -> list[str]:
-    """By which schedule the run goes, and why, if it chooses it."""
+    """Return the schedule of the run, and why it was chosen, if the run chooses it."""
     if orders is None:
         return []
     given, review = orders["orders"], orders["review"]
@@ -197,7 +197,7 @@ def _show_history(facts: Facts) -> None:
 
 
 def _attempts(found: Facts, beginning: float) -> Iterator[tuple[object, ...]]:
-    """A row for each attempt of a stage; the last is the one that counts. Times are relative to `beginning`."""
+    """Yield a row for each attempt of a stage, of which the last counts. Times are relative to `beginning`."""
     stage, worker, before = found.get("label", found["stage"]), found["worker"], found["attempts"]
     for number, lost in enumerate(before, start=1):
         yield stage, worker, number, f"lost ({lost['state']})", _name(lost), lost["why"]

@@ -65,7 +65,7 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
 
 
 def _copy(folder: Path, label: str) -> int:
-    """The number of the replica that is called `label`."""
+    """Return the number of the replica with the name `label`."""
     from stageline.pipeline.schedule.replicas import replicas_of
     from stageline.workers.checkpoint.source import source_in
 

@@ -47,7 +47,15 @@ _positive = options.Finite(min=0, min_open=True)
 
 
 def from_file(file: Path, mode: Mode, first_trainable: int) -> Schedule:
-    """Raise `click.UsageError` for a file that is none, and `ScheduleRefused`, which names it, for what is wrong."""
+    """Return the schedule that `file` lists.
+
+    Raises `click.UsageError` for a file that cannot be read, and `ScheduleRefused`, which names it, for a faulty one.
+
+    Args:
+        file: File with the schedule.
+        mode: Mode of its steps.
+        first_trainable: First stage that is trained.
+    """
     try:
         rows = rows_of(read_text(file, LONGEST_SCHEDULE))
     except OSError as error:
@@ -210,7 +218,7 @@ def show_(
 
 
 def _demand_alone(file: str, given: Mapping[str, object]) -> None:
-    """Raise `click.UsageError` for what `file` says itself."""
+    """Raise `click.UsageError` for options that repeat what `file` says itself."""
     if names := [name for name, value in given.items() if value is not None]:
         raise click.UsageError(f"{file} says {', '.join(names)} itself: leave one of the two out")
 
@@ -239,8 +247,10 @@ def _placed(
 
 
 def _spread(name: str, stages: int, workers: int) -> Placement:
-    """`stages` over `workers`: in turn where stages loop over them, down and up in a V, else in blocks of
-    neighbours."""
+    """Return the placement of `stages` over `workers`.
+
+    Stages that loop over workers go in turn, a V down and up; others are blocks of neighbours.
+    """
     if name in ("interleaved-1f1b", "looped-bfs"):
         return tuple(tuple(range(worker, stages, workers)) for worker in range(workers))
     if name in ("zb-v", "dualpipe-v") and stages == 2 * workers:

@@ -119,7 +119,7 @@ def evaluate(
 
 
 def _model(run: str, step: int | None, plan: str | None, device: str | None, *, ema: bool) -> "RunModel":
-    """With the user's code, which may print."""
+    """Load the model of a run with the user's code, which may print."""
     from stageline.workers.extras.exchange.load import run_model
 
     with options.user_prints_to_stderr():
@@ -206,7 +206,7 @@ def export(
 
 
 def _chosen(run: str, step: int | None, *, best: bool) -> int | None:
-    """The step whose checkpoint is meant; None: the newest."""
+    """Return the step of the wanted checkpoint; None for the newest."""
     from stageline.workers.checkpoint.source import source_in
 
     if not best:

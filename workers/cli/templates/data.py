@@ -6,7 +6,7 @@ from stageline import Rows
 
 
 def batches(batch_size: int, seed: int) -> Rows:
-    """Points float32 [rows, 2] and their arms int64 [rows]. The seed orders the rows, no more."""
+    """Return points float32 [rows, 2] and their arms int64 [rows]. The seed only orders the rows."""
     generator = torch.Generator().manual_seed(0)
     arms = torch.arange(1500) % 3
     distance = torch.rand(1500, generator=generator)
