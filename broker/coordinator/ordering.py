@@ -15,7 +15,7 @@ from math import ceil
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import StepRecord
 from stageline.broker.ledger.ledger import timed_actions
-from stageline.broker.ledger.registry import Member
+from stageline.broker.ledger.member import Member
 from stageline.pipeline.choice import ChosenSchedule, RankedSchedule, ScheduleReview, StageBytes
 from stageline.pipeline.choice.measured import ActionTimes
 

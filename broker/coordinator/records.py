@@ -23,9 +23,10 @@ from stageline.broker.control.store import Fact, Store, StoredRun
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Holder, IllegalTransition, Ledger
 from stageline.broker.ledger.losses import Replacement, Replacements, Standstill
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch, lost_attempts
-from stageline.broker.ledger.registry import Member, MemberStatus, Registry
+from stageline.broker.ledger.registry import Registry
 
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .state import KEPT_LOSSES, RunState

@@ -29,8 +29,9 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.records import RunLength
 from stageline.broker.ledger.losses import MOST
+from stageline.broker.ledger.member import Member
 from stageline.broker.ledger.recovery import is_gone
-from stageline.broker.ledger.registry import Contact, Member, may_take, process_key
+from stageline.broker.ledger.registry import Contact, may_take, process_key
 from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences

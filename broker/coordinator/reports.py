@@ -15,7 +15,7 @@ from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Confirm
 from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord, StepRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
-from stageline.broker.ledger.registry import Member
+from stageline.broker.ledger.member import Member
 from stageline.pipeline.errors import ExitCode
 
 from . import records

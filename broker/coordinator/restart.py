@@ -10,8 +10,8 @@ Reads `config`, `standby`. Writes `search`, `lifecycle`, and as a restart goes b
 
 from stageline.broker.control.messages import Hello
 from stageline.broker.ledger.losses import Replacement, losses
+from stageline.broker.ledger.member import worker_label
 from stageline.broker.ledger.recovery import ReconciledState, ResumePoint
-from stageline.broker.ledger.registry import worker_label
 from stageline.pipeline.errors import ExitCode
 
 from . import records

@@ -17,7 +17,7 @@ Reads `config`, `registry`, `ledger`, `checkpoints`, `training_steps`. Writes `s
 import msgspec
 
 from stageline.broker.control.messages import Finished, Stop, StopRun
-from stageline.broker.ledger.registry import Member
+from stageline.broker.ledger.member import Member
 from stageline.pipeline.digest import differing_copies, weights_sha256
 from stageline.pipeline.errors import ExitCode
 

@@ -34,9 +34,10 @@ from stageline.broker.control.store import Store
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
-from stageline.broker.ledger.registry import Member, MemberStatus, Registry
+from stageline.broker.ledger.registry import Registry
 from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunOutcome, RunPhase, StopPlan

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stageline.broker.ledger.ledger import Held, Ledger
 from stageline.broker.ledger.losses import WorkerLoss, describe_exit, silence_limit
-from stageline.broker.ledger.registry import SCRIPT, Member, stages_label, worker_label
+from stageline.broker.ledger.member import SCRIPT, Member, stages_label, worker_label
 from stageline.pipeline.program import Per
 
 from .wait_graph import (

@@ -11,7 +11,7 @@ from stageline.broker.control.messages import Report
 from stageline.broker.control.records import Lack
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.ledger.losses import Leases, Replacement
-from stageline.broker.ledger.registry import Member, MemberStatus
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.pipeline.program import Per
 from stageline.pipeline.schedule import Placement, Schedule
 

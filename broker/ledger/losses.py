@@ -18,7 +18,8 @@ import msgspec
 
 from stageline.broker.control.messages import Exited
 
-from .registry import Contact, Member, MemberStatus, ProcessKey, may_take
+from .member import Member, MemberStatus
+from .registry import Contact, ProcessKey, may_take
 
 MOST = 1000  # processes that stand by at a time, beside one for each place
 SILENCE = 3.0  # seconds after which a worker on standby, which should send Hello every second, is gone

@@ -43,7 +43,8 @@ import msgspec
 from stageline.broker.control.messages import Hello
 from stageline.broker.control.records import WorkerRecord
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
-from stageline.broker.ledger.registry import Contact, Member, ProcessKey, process_key, stages_label
+from stageline.broker.ledger.member import Member, stages_label
+from stageline.broker.ledger.registry import Contact, ProcessKey, process_key
 from stageline.pipeline.schedule import Placement
 
 

@@ -9,19 +9,16 @@ seconds since the epoch.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
-from stageline.broker.control.messages import Exited, Failed, Finished, Goodbye, Hello, Refused, Report
-from stageline.pipeline.digest import TensorDigest
+from stageline.broker.control.messages import Hello, Refused
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.program import Queue
 from stageline.pipeline.schedule import Placement
 
-SCRIPT = "the script"
+from .member import Member
 
 # What a store keeps of a member.
 _STORED = (
@@ -33,170 +30,13 @@ NEVER: Mapping[int, int] = MappingProxyType({})  # no place's worker was replace
 ProcessKey = tuple[str, str, int, str]
 
 
-class MemberStatus(StrEnum):
-    """Part that a worker takes in the run."""
-
-    PRESENT = "present"
-    FINISHED = "finished"
-    LEFT = "left"
-    LOST = "lost"
-
-
-@dataclass(slots=True)
-class Member:
-    """A worker with a place in the plan, or the script. Its methods note what it has said, and what became of it."""
-
-    index: int
-    stages: tuple[int, ...]
-    incarnation: int
-    name: str
-    host: str
-    pid: int
-    endpoint: str
-    last_seen: float
-    start: int = 0  # the step it began at
-    generation: int = 1  # counts the workers that have had this place, from 1
-    former: int = 0  # the incarnation it had before the broker's records were lost
-    token: str = ""  # of its first Hello: by it the process is known before it has used its incarnation
-    sender: bytes = b""  # its address on the channel; empty until it contacts this broker
-    introduced: bool = False  # its endpoint is known, even if it has none
-    aware: bool = False  # it has sent a message under its incarnation
-    counted: set[int] = field(default_factory=set)  # stages of which this broker knows how many steps it has finished
-    promoted: bool = False  # it was on standby when the place became free
-    superseded: bool = False  # another process of its host asks for its place: it may have been started in its stead
-    status: MemberStatus = MemberStatus.PRESENT
-    report: Report | None = None  # the newest
-    last_progress: float = 0.0  # when it last completed an action, or had none to compute
-    activity_since: float = 0.0  # when its present activity was first reported
-    digests: Mapping[str, TensorDigest] | None = None  # of its stages' weights, once it has finished
-    copies: Mapping[str, str] = field(default_factory=dict)  # names there of what stages share, with that in the first
-    exited: tuple[float, Exited] | None = None  # when its process ended, and how
-    parting: tuple[float, Failed | Goodbye] | None = None  # when it said that it ends, and how; nothing since
-    labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
-    queues: tuple[Queue, ...] = ()  # that it has an end of, as it has told
-
-    @property
-    def is_script(self) -> bool:
-        """True for the script: it has no stages."""
-        return not self.stages
-
-    @property
-    def title(self) -> str:
-        """ "worker 1", "the script"."""
-        return SCRIPT if self.is_script else f"worker {self.index}"
-
-    @property
-    def label(self) -> str:
-        """ "worker 1 (stages 0 and 2)", "the script"."""
-        return worker_label(self.index, self.labels or self.stages)
-
-    @property
-    def titles(self) -> str:
-        """ "stages 0 and 2", "stage 1.0"."""
-        return stages_label(self.labels or self.stages)
-
-    @property
-    def process(self) -> str:
-        """ "worker-1 (pid 101, host a)"."""
-        return f"{self.name} (pid {self.pid}, host {self.host})"
-
-    @property
-    def reachable(self) -> bool:
-        """True while messages are still sent to it."""
-        return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
-
-    @property
-    def resumes(self) -> str:
-        """What a successor of a lost member does, once its report shows that it is at work; "" before."""
-        working = "computes again" if self.report is not None and self.report.actions else ""
-        return "is there again" if self.is_script else working
-
-    def queue(self, name: str) -> Queue | None:
-        """Return its queue of that `name`; None if it has no end of one."""
-        return next((queue for queue in self.queues if queue.name == name), None)
-
-    def note_contact(self, sender: bytes, now: float) -> None:
-        """Note a message under the member's incarnation, from the address `sender`."""
-        self.sender, self.last_seen, self.aware = sender, now, True
-        self.superseded = False
-
-    def note_report(self, report: Report, now: float) -> None:
-        """Note the newest report, and whether the member makes progress."""
-        before, self.report = self.report, report
-        if before is None or before.actions != report.actions or report.waiting:
-            self.last_progress = now
-        if before is None or before.now != report.now:
-            self.activity_since = now
-
-    def reconnect(self, hello: Hello, sender: bytes, now: float) -> None:
-        """Note another Hello of the member, which may bring its endpoint."""
-        self.sender, self.endpoint, self.last_seen = sender, hello.endpoint, now
-        self.queues = hello.queues or self.queues
-        self.aware = self.aware or hello.incarnation == self.incarnation
-        if not self.introduced and (self.aware or hello.endpoint):
-            self.introduced, self.last_progress = True, now  # from here on it is expected to make progress
-
-    def move(self, sender: bytes) -> None:
-        """Answer to another address from now on."""
-        self.sender = sender
-
-    def contest(self) -> None:
-        """Note that another process of its host asks for its place, unless this broker has heard the member.
-
-        Then it keeps its lease: a name and a host prove nothing, and a paused process is silent too.
-        """
-        self.superseded = not self.sender
-
-    def restart_lease(self, now: float) -> None:
-        """Start the lease over: the broker itself was away."""
-        self.last_seen = self.last_progress = now
-
-    def part(self, message: Failed | Goodbye, now: float) -> None:
-        """Note that the member says that it ends. The first such message counts."""
-        self.parting = self.parting or (now, message)
-
-    def take_parting(self) -> Failed | Goodbye | None:
-        """Return the message by which it has said that it ends, and forget that. Returns None if it has not."""
-        said, self.parting = self.parting, None
-        return None if said is None else said[1]
-
-    def note_exit(self, exited: Exited, now: float) -> None:
-        """Note the end of the member's process."""
-        self.exited = now, exited
-
-    def finish(self, finished: Finished) -> None:
-        """Note that the member has done all steps."""
-        self.status = MemberStatus.FINISHED
-        self.digests, self.copies = finished.digests, finished.copies
-
-    def leave(self) -> None:
-        """Note that the member takes no part in the run any more, as it said or was told."""
-        self.status = MemberStatus.LEFT
-
-    def lose(self) -> None:
-        """Note that the member is lost."""
-        self.status = MemberStatus.LOST
-
-    def recall_finished(self) -> None:
-        """Note that a worker has said to a former broker that it has finished. A script does not say so; it leaves."""
-        self.status = self.status if self.is_script else MemberStatus.FINISHED
-
-
-def worker_label(index: int, stages: Sequence[int | str]) -> str:
-    """ "worker 1 (stages 0 and 2)"; "the script" for the place without stages."""
-    return f"worker {index} ({stages_label(stages)})" if stages else SCRIPT
-
-
-def stages_label(stages: Sequence[int | str]) -> str:
-    """ "stage 1", "stages 0 and 2", "stages 0, 2 and 4"."""
-    *others, last = map(str, stages)
-    return f"stages {', '.join(others)} and {last}" if others else f"stage {last}"
-
-
 def may_take(claim: int | None, index: int, stages: Sequence[int]) -> bool:
-    """Return True if a process with this `claim` (None: any worker's place) may have place `index`, of `stages`.
+    """Return True if a process may have a place. The script's place is only for a process that claims it.
 
-    The script's place is only for one that claims it.
+    Args:
+        claim: The index that the process claims; None for any worker's place.
+        index: The place's index.
+        stages: The place's stages.
     """
     return claim == index or (claim is None and bool(stages))
 
@@ -212,13 +52,16 @@ class Contact:
 
 
 def process_key(hello: Hello) -> ProcessKey:
-    """Return what tells processes apart; by the token, which no one is shown, also one that names itself as another."""
+    """Return the key that tells processes apart.
+
+    Its token, which is shown to the broker alone, tells even a process apart that names itself as another.
+    """
     return hello.name, hello.host, hello.pid, hello.token
 
 
 @dataclass(slots=True)
 class Registry:
-    """Gives places and incarnations, and finds the member that a message is from."""
+    """A table of the plan's places, which gives out places and incarnations and finds the sender of a message."""
 
     placement: Placement
     labels: Sequence[tuple[str, ...]] = ()  # of each place's stages, where stages have replicas
@@ -250,11 +93,11 @@ class Registry:
         return [member for member in self._in_order() if member.reachable]
 
     def reachable_workers(self) -> list[Member]:
-        """Return those of them that have stages, without the script."""
+        """Return the workers with stages that messages are sent to, by index; the script is not among them."""
         return [member for member in self._workers() if member.reachable]
 
     def announces(self) -> bool:
-        """Return True if the peers are others than at the last call."""
+        """Return True if the peers have changed since the last call."""
         before, self.announced = self.announced, self.peers
         return self.announced != before
 
@@ -319,7 +162,15 @@ class Registry:
     def reset(
         self, kept: Mapping[int, Contact], step: int, floor: int, now: float, replaced: Mapping[int, int] = NEVER
     ) -> None:
-        """Start over above incarnation `floor`, with the workers `kept`, which keep their state of `step`."""
+        """Start over after lost records, with the workers `kept`, which keep their state.
+
+        Args:
+            kept: The workers' contacts, by index.
+            step: The checkpoint that the run is at.
+            floor: New incarnations are above this one.
+            now: Seconds since the epoch.
+            replaced: How often each place's worker was replaced, by index.
+        """
         self.members.clear()
         self.recorded = self.floor = floor
         for index, contact in sorted(kept.items()):
@@ -329,7 +180,7 @@ class Registry:
         self.begun = True
 
     def free(self, member: Member) -> None:
-        """Take the worker's place away, so that another can have it."""
+        """Take the place away from `member`, so that another process can have it."""
         self.members.pop(member.index, None)
 
     def free_all(self) -> None:
@@ -344,7 +195,7 @@ class Registry:
         return {"incarnation": self.incarnation, "since": self.since, "begun": self.begun, "members": kept}
 
     def restore(self, facts: Mapping[str, object], now: float) -> None:
-        """Take over a former broker's workers under their incarnations; each has a lease to reconnect."""
+        """Take over a former broker's workers under their incarnations; each has a lease from `now` on to reconnect."""
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)

@@ -25,8 +25,9 @@ from stageline.broker.coordinator import records, registration, reports, restart
 from stageline.broker.coordinator.coordinator import Authenticity, Judgement
 from stageline.broker.coordinator.ordering import Ordering
 from stageline.broker.coordinator.state import RunState
+from stageline.broker.ledger.member import Member
 from stageline.broker.ledger.orders import OrderBook
-from stageline.broker.ledger.registry import Member, Registry
+from stageline.broker.ledger.registry import Registry
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.requests import CreditRequest, Requester

@@ -2,7 +2,8 @@
 
 from stageline.broker.control.messages import CONTROL_VERSION, Hello, Report
 from stageline.broker.ledger.losses import Leases, WorkerLoss, losses
-from stageline.broker.ledger.registry import Member, Registry
+from stageline.broker.ledger.member import Member
+from stageline.broker.ledger.registry import Registry
 
 PLACEMENT = ((0, 2), (1,))
 LEASE = 10.0

@@ -6,7 +6,8 @@ import pytest
 
 from stageline.broker.control.messages import Exited, Stop
 from stageline.broker.ledger.losses import EXIT_GRACE, Standstill, describe_exit
-from stageline.broker.ledger.registry import Member, MemberStatus, Registry
+from stageline.broker.ledger.member import Member, MemberStatus
+from stageline.broker.ledger.registry import Registry
 from support.conversation import Conversation, name, report
 from support.registered import LEASE, LEASES, PLACEMENT, introduced, lost, placed, progress_report
 

@@ -1,6 +1,6 @@
 """What people read of a worker."""
 
-from stageline.broker.ledger.registry import stages_label
+from stageline.broker.ledger.member import stages_label
 
 
 def test_stages_label():

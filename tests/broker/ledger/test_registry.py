@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.broker.control.messages import Hello, Refused
-from stageline.broker.ledger.registry import Member, Registry
+from stageline.broker.ledger.member import Member
+from stageline.broker.ledger.registry import Registry
 from support.registered import PLACEMENT, hello, introduced, lost, placed
 
 

@@ -8,8 +8,9 @@ from stageline.broker.control.records import Inspection, WorkerRecord
 from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.state import Life
+from stageline.broker.ledger.member import Member
 from stageline.broker.ledger.recovery import CheckpointPoll, ResumePoint
-from stageline.broker.ledger.registry import Member, Registry
+from stageline.broker.ledger.registry import Registry
 from support.conversation import PLAN, SNAPSHOTS, Conversation, having_read, hello, name, steps
 
 BOTH = ((0,), (1,))

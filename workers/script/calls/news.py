@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from stageline.broker.ledger.registry import worker_label
+from stageline.broker.ledger.member import worker_label
 from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, masked
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.printable import printable_line
