@@ -1,4 +1,4 @@
-"""One stage of a model: forward with a stash, backward from the output's gradient, update.
+"""Stage of a model: forward with a stash, backward from the output's gradient, update.
 
     forward   activation in -> layers, each seeded -> stash -> activation out (or the loss, on the last stage)
     backward  gradient with respect to that output in -> autograd -> gradient with respect to the input out

@@ -1,4 +1,4 @@
-"""What every process of a run derives from its plan: the model's segments, the schedule, the program, the batches."""
+"""A plan with its model and data, from which every process of a run derives segments, schedule, program and batches."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
@@ -68,11 +68,11 @@ _CODED = {"forward": "forward", "evaluation": "forward", "backward": "backward"}
 
 @dataclass(frozen=True)
 class Job:
-    """A plan that has met its model and, where they are needed, its data. `plan` has its number of stages and its
-    workers filled in. `passes` are what the model and the plan add to every step of the `schedule`.
+    """A plan that has met its model and, where they are needed, its data. `plan` has its stages and workers filled in.
 
-    A process that computes neither the first stage nor the last has no `own_feed`, and learns the run's `length` from
-    the broker. In a scripted run `steps` is ENDLESS, and no process has a feed: batches come with the script's calls.
+    `passes` are what the model and the plan add to every step of the `schedule`. A process that computes neither the
+    first stage nor the last has no `own_feed`, and learns the run's `length` from the broker. In a scripted run `steps`
+    is ENDLESS, and no process has a feed: batches come with the script's calls.
     """
 
     plan: Plan
@@ -85,12 +85,12 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """How many are trained. Raises `DataError` if neither the data nor the broker has told it."""
+        """The number of training steps. Raises `DataError` if neither the data nor the broker has told it."""
         return ENDLESS if self.plan.scripted else self.known_length.training
 
     @property
     def training_steps(self) -> int | None:
-        """How many steps are trained; None if only the script knows."""
+        """The number of training steps; None if only the script knows."""
         return None if self.plan.scripted else self.steps
 
     @property
@@ -104,14 +104,13 @@ class Job:
 
     @property
     def known_length(self) -> RunLength:
-        """Raises `DataError` if neither the data nor the broker has told it."""
+        """The length of the run. Raises `DataError` if neither the data nor the broker has told it."""
         if self.length is None:
             raise DataError("the broker did not say how many steps the run has, and this process has no data that do")
         return self.length
 
     def with_data(self, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> "Job":
-        """The same with the data, which tell how long the run is: all, or the part that a `worker` of the plan needs.
-        Raises `ModelRefused`."""
+        """Return the job with its data, all or what `worker` needs; they tell its length. Raises `ModelRefused`."""
         plan = self.plan
         doing(plan.data.origin)
         source = _loader_for(self, worker)(plan)
@@ -131,8 +130,10 @@ class Job:
         return replace(self, own_feed=feed, length=length)
 
     def only(self, copies: Iterable[int]) -> "Job":
-        """The same without the layers of other stages, whose memory is given back where nothing else holds them. These
-        `copies` can be made of it, and stages whose rows are kept: they run again where their rows are lost."""
+        """Return the job without the layers of stages other than `copies`, whose memory is freed unless still held.
+
+        Stages whose rows are kept stay, too: they run again where their rows are lost.
+        """
         stages = map(self.schedule.replicas.stage, copies)
         kept = {*stages, *(range(self.schedule.first_trainable) if self.plan.caches_prefix else ())}
         segments = [part if part.index in kept else replace(part, layers=()) for part in self.segments]
@@ -145,15 +146,12 @@ class Job:
         make: Callable[[int, Offload], Stage] | None = None,
         offload: Callable[[int], Offload] = in_memory,
     ) -> Executor:
-        """Return the stages with data and metrics.
+        """Return the stages with data and metrics. Raises `ModelRefused` for a wrong optimizer or loss.
 
         Args:
             stages: Copies that are made.
-            make: Makes one; by default, `stage` does.
-            offload: Gives what of a stage lies outside of the worker's memory.
-
-        Raises:
-            ModelRefused: The optimizer or the loss is wrong.
+            make: Makes a copy; by default, `stage` does.
+            offload: Returns the parts of a stage that lie outside of the worker's memory.
         """
         make = make or (lambda copy, offload: self.stage(copy, offload=offload))
         made = {copy: make(copy, offload(self.schedule.replicas.stage(copy))) for copy in stages}
@@ -165,7 +163,7 @@ class Job:
 
     @cached_property
     def program(self) -> Program:
-        """What each worker does, with the windows and codecs of queues."""
+        """The operations of each worker, with the windows and codecs of queues."""
         passes = [*self.passes]
         if self.plan.scripted:
             passes += SCRIPTED
@@ -181,14 +179,13 @@ class Job:
 
     @property
     def calls(self) -> PlanCalls | QueuedCalls:
-        """The calls of the run: a script's, or those that the plan's steps and rounds make."""
+        """The calls of the run: a script's, or the ones that the plan's steps and rounds make."""
         if self.plan.scripted:
             return QueuedCalls(self.program)
         return PlanCalls(self.program, self.rounds, self.plan.criterion or Criterion())
 
     def calls_by(self, orders: Sequence[ScheduleOrder], closed: int | None, start: int) -> PlanCalls | QueuedCalls:
-        """Return the calls to a worker that begins at step `start`, by the broker's `orders` in a run that chooses its
-        schedule. Steps from `closed` on wait for another one."""
+        """Return the calls to a worker from step `start` on, by the `orders`; steps from `closed` on wait for more."""
         calls = self.calls
         if isinstance(calls, PlanCalls) and self.plan.schedule.is_auto:
             return replace(calls, orders=StepOrders(orders, closed, start))
@@ -196,13 +193,13 @@ class Job:
 
     @property
     def replayed_from(self) -> int | None:
-        """The step from which on what leaves the frozen first stages is replayed; None if it is computed each time."""
+        """The step from which on the output of frozen first stages is replayed; None if it is computed each time."""
         epoch = self.known_length.epoch if self.plan.caches_prefix else None
         return None if epoch is None or epoch >= self.steps else epoch
 
     @property
     def numbering(self) -> Numbering | None:
-        """Which samples each microbatch has; None if neither the data nor the broker has told it."""
+        """The numbers of the samples in each microbatch; None if neither the data nor the broker has told them."""
         order, choice = self.known_length.order, self.plan.schedule
         if order is not None:
             return Numbering(made_order(order).rows, choice.microbatches, choice.accumulate)
@@ -215,7 +212,7 @@ class Job:
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """By the functions' names; a script numbers those that share one, wherever its workers are."""
+        """The metrics by the functions' names. A script numbers functions of one name, wherever its workers are."""
         names = self.plan.model.metrics
         titles = numbered([function_of(name) for name in names]) if self.plan.scripted else self.plan.metric_names
         folder = base_folder(self.plan)
@@ -224,7 +221,7 @@ class Job:
 
     @property
     def rounds(self) -> Rounds:
-        """When the run evaluates the rows held out. Never in a scripted run: the script calls for it."""
+        """The rounds of evaluation of the rows held out. None in a scripted run: the script calls for it."""
         if self.plan.scripted:
             return NO_ROUNDS
         length, choice = self.known_length, self.plan.evaluation
@@ -232,16 +229,16 @@ class Job:
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
 
     def _bound(self, queue: Queue) -> int:
-        """About twice the most that the schedule can have on its way, so that credit is granted again before it runs
-        out, and not less than a step's beyond it, so that it is not granted all the time. It is the schedule that
-        bounds what waits, except after a recovery."""
+        """Return a window of about twice the schedule's most, and of at least a step's messages beyond it."""
+        # So credit is granted again before it runs out, and not all the time. The schedule bounds what waits,
+        # except after a recovery.
         most, microbatches = self.verdict.queue_bound[queue.name], self.schedule.microbatches
         if self.plan.schedule.is_auto:  # it may take any schedule: none puts more than a step's
             most = max(most, microbatches)
         return max(2 * most + 2, most + microbatches)
 
     def device_of(self, copy: int) -> str:
-        """Where the plan has it; of several processes, the first one's."""
+        """Return the device that the plan has for `copy`; of several processes, the first one's."""
         return self.plan.workers[self.schedule.owner(copy)].device
 
     def stage(
@@ -252,8 +249,10 @@ class Job:
         mesh: "DeviceMesh | None" = None,
         offload: Offload | None = None,
     ) -> Stage:
-        """Makes a stage, or one of its replicas, by default on the device that the plan has for it; `mesh` and
-        `offload` as `make_stage` has them. Raises `ModelRefused` for a wrong optimizer or loss."""
+        """Make a stage, or a replica, by default on the plan's device; `mesh` and `offload` go to `make_stage`.
+
+        Raises `ModelRefused` for a wrong optimizer or loss.
+        """
         stage = self.schedule.replicas.stage(copy)
         part = self.segments[stage]
         if copy != stage:  # the workers of a run may be in one process, and replicas share no parameters
@@ -272,17 +271,16 @@ class Job:
 
 
 def coded_queue(plan: Plan, schedule: Schedule, queue: Queue) -> Queue:
-    """Return `queue` with its codec; all replicas of a stage have that of its queue. Batches that are evaluated go the
-    way of those that are trained, so that what is measured is what runs."""
+    """Return `queue` with its codec, one for all replicas. Evaluated batches use it: what is measured is what runs."""
     if queue.flow not in _CODED or queue.target is None:
         return queue
     return replace_queue(queue, codec=plan.queues.codec_of(_CODED[queue.flow], schedule.replicas.stage(queue.target)))
 
 
 def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, worker: int | None = None) -> Job:
-    """Loads the plan's model, and its data, unless batches come from a script, or this is for a `worker` of the plan
-    that needs none: one that computes neither the first stage nor the last. `doing` is told which is next.
+    """Load the plan's model and, for a process that reads data, the data. `doing` is told what is loaded next.
 
+    No data are loaded for a script's workers, nor for a `worker` that computes neither the first stage nor the last.
     Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned.
     """
     job = prepare_model(plan, doing)
@@ -290,7 +288,7 @@ def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, wor
 
 
 def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job:
-    """`prepare` without the data."""
+    """Load the plan's model, without the data. `doing` and errors are those of `prepare`."""
     doing(f'model.factory = "{plan.model.factory}"')
     segments = build_segments(plan)
     demand_features(plan)
@@ -312,12 +310,12 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
 
 
 def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
-    """The plan's schedule for these stages. Raises `ScheduleRefused`."""
+    """Return the plan's schedule for the stages of `segments`. Raises `ScheduleRefused`."""
     return plan.make_schedule(first_trainable=first_trainable(segments))
 
 
 def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
-    """What the model and the plan add to every step of the plan's schedule. Raises `ModelRefused`."""
+    """Return what the model and the plan add to every step of the plan's schedule. Raises `ModelRefused`."""
     ties = TiedStages(ties_of(segments, plan.schedule.mode), plan.schedule.tied)
     clips = (NormClipping(),) if plan.clips else ()
     return (ties, *clips, SumExchange(tuple(frozen_stages(segments))), *map(FeaturePass, load_features(plan)))
@@ -325,12 +323,12 @@ def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True)
 class FeaturePass:
-    """What a feature of the user's adds to the program."""
+    """The pass by which a feature of the user's adds to the program."""
 
     feature: Feature
 
     def lower(self, program: Program) -> Program:
-        """Return `program` with it. Raises `FeatureFailed` if the feature raises, or returns something else."""
+        """Return `program` as the feature lowers it. Raises `FeatureFailed` if it raises, or returns something else."""
         with naming(self.feature, "lower()"):
             found = self.feature.lower(program)
             if not isinstance(found, Program):
@@ -344,12 +342,12 @@ SCRIPTED = (Evaluation(by_credit=False), ScriptCalls())  # what a script's calls
 
 
 def scripted_program(plan: Plan, segments: Sequence[Segment]) -> Program:
-    """What the workers of a script do. Raises `ModelRefused`, and `ScheduleRefused`."""
+    """Return the program of a script's workers. Raises `ModelRefused`, and `ScheduleRefused`."""
     return compile_program(schedule_of(plan, segments), (*passes_of(plan, segments), *SCRIPTED))
 
 
 def _steps_of_epochs(plan: Plan, batches: int) -> int:
-    """How many steps the plan's epochs of so many `batches` have. Raises `PlanRefused` if batches would be left."""
+    """Return the steps of the plan's epochs, of `batches` each. Raises `PlanRefused` if batches would be left."""
     every, of = (plan.run.epochs or 0) * batches, plan.schedule.accumulate
     if every % of:
         raise plan.refused(
@@ -361,7 +359,7 @@ def _steps_of_epochs(plan: Plan, batches: int) -> int:
 
 
 def _steps_of_epoch(plan: Plan, batches: int) -> int:
-    """Raises `PlanRefused` if a step has batches of two epochs."""
+    """Return the steps of an epoch. Raises `PlanRefused` if a step has batches of two epochs."""
     if batches % plan.schedule.accumulate:
         raise plan.refused(
             _counting_epochs(plan),
@@ -372,7 +370,7 @@ def _steps_of_epoch(plan: Plan, batches: int) -> int:
 
 
 def _counting_epochs(plan: Plan) -> str:
-    """The key for which an epoch must have whole steps: first the one that has no other way out."""
+    """Return the key for which an epoch must have whole steps: first the one that has no other way out."""
     if plan.caches_prefix:
         return "model.prefix_cache"
     every_epoch = plan.evaluation is not None and plan.evaluation.every == "epoch"
@@ -380,7 +378,7 @@ def _counting_epochs(plan: Plan) -> str:
 
 
 def _loader_for(job: Job, worker: int | None) -> Callable[[Plan], Source]:
-    """What opens the data that `worker` needs. One without a place may get any."""
+    """Return the function that opens the data that `worker` needs. One without a place may get any."""
     placement = job.schedule.placement
     if job.plan.data.targets is None or worker is None or worker >= len(placement):
         return load_source
@@ -391,7 +389,7 @@ def _loader_for(job: Job, worker: int | None) -> Callable[[Plan], Source]:
 
 
 def _reads_data(job: Job, worker: int | None) -> bool:
-    """Whether the process reads data. A worker that the plan does not have is refused later."""
+    """Return True if the process reads data. A worker that the plan does not have is refused later."""
     placement = job.schedule.placement
     if job.plan.scripted:
         return False

@@ -1,4 +1,4 @@
-"""What a worker's loop, or a script's driver, tells of its way through the run, kept for the reports.
+"""Progress of a worker's loop, or of a script's driver, through the run, kept for the reports.
 
     loop, snapshots, queues ──events──> Progress ──Doing, records──> Reporter (control thread) ──> broker
 
@@ -40,8 +40,10 @@ class Done(msgspec.Struct):
 
 
 class CallWait(msgspec.Struct, frozen=True):
-    """A call that has not come. `said` continues "waits for". Message `number` of `queue` brings the call `name`; ""
-    where the broker does; or the message cannot be put, since its consumer takes none."""
+    """A wait for a call that has not come, or for room to put a message (`lacks`).
+
+    `said` continues "waits for". Message `number` of `queue` brings the call `name`; `queue` is "" if the broker does.
+    """
 
     said: str
     queue: str = ""
@@ -51,10 +53,10 @@ class CallWait(msgspec.Struct, frozen=True):
 
 
 class Doing(msgspec.Struct, frozen=True):
-    """What a process does at one instant, for a report.
+    """The work of a process at one instant, for a report.
 
-    `said` is that in words, `waits` what it waits for. `computing` says from when on it has computed without a break,
-    and until when if that is over; None while it waits. `stage` is the stage that computes, if one does.
+    `said` is the work in words, `waits` what it waits for. `computing` says from when on it has computed without a
+    break, and until when if that is over; None while it waits. `stage` is the stage that computes, if one does.
     """
 
     said: str
@@ -65,7 +67,7 @@ class Doing(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Progress:
-    """How far a process has come in the run. Times are in seconds since the epoch.
+    """The progress of a process in the run. Times are in seconds since the epoch.
 
     `busy` says for how many seconds it has computed in all, `open` the actions of each stage's open step. `depths` are
     filled in by the loop when the reader wants them, since only the loop may look into its queues.
@@ -116,13 +118,13 @@ class Progress:
         queues: WorkerQueues | None = None,
         now: float | None = None,
     ) -> "Progress":
-        """The progress of a worker that begins at step `start`.
+        """Return the progress of a worker that begins at step `start`.
 
         Args:
-            calls: The run's.
-            worker: The worker's place.
-            start: How many steps come before.
-            queues: The worker's, for their digests and the trouble that they have; None where they have neither.
+            calls: Calls of the run.
+            worker: Place of the worker.
+            start: Number of steps that come before.
+            queues: Queues of the worker, for their digests and their trouble; None where they have neither.
             now: Seconds since the epoch; by default, the time of the system.
         """
         program = calls.program
@@ -140,56 +142,56 @@ class Progress:
         )
 
     def computing(self, instruction: Instruction, now: float) -> None:
-        """The loop starts on `instruction`."""
+        """Note that the loop starts on `instruction`."""
         self.instruction, self.waits, self.since = instruction, False, now
 
     def waiting(self, lacking: Take | AwaitCredit) -> None:
-        """The loop needs a message for its next instruction, which may be here already, or credit."""
+        """Note that the loop needs a message for its next instruction, which may be here already, or credit."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
 
     def lacks_room(self, wanting: Take, now: float) -> None:
-        """The loop has computed what it cannot put yet, message `wanting`: there is no room to keep it."""
+        """Note that the loop has computed message `wanting`, but there is no room to keep it: it cannot be put yet."""
         self.lacking = wanting
         if self.full is None:
             self.full = now
 
     def waiting_for_call(self, call: CallWait, now: float) -> None:
-        """Nothing is left to compute until `call` comes."""
+        """Note that nothing is left to compute until `call` comes."""
         if self.call != call:
             self.since = now
         self.call, self.waits, self.lacking = call, True, None
 
     def lacks_room_for(self, call: CallWait, now: float) -> None:
-        """A message of the source of calls cannot be put yet: there is no room to keep it."""
+        """Note that a message of the source of calls cannot be put yet, since there is no room to keep it."""
         self.waiting_for_call(msgspec.structs.replace(call, lacks=Lack.ROOM), now)
         if self.full is None:
             self.full = now
 
     def replied(self) -> None:
-        """The reply to the open call was put."""
+        """Note that the reply to the open call was put."""
         self.full = None
 
     def called_to(self, after: Position | None) -> None:
-        """A call has come; `after` is the position after it, if it trains."""
+        """Note that a call has come. `after` is the position after it, if it trains."""
         self.call = None
         if after is not None:
             self.positions[after.step] = after
 
     def begins_at(self, position: Position, answered: Mapping[Per, int]) -> None:
-        """A scripted run goes on from `position`, before which the script has taken the `answered` replies."""
+        """Note that a scripted run continues from `position`, before which the script has the `answered` replies."""
         self.positions[position.step] = position
         self.answered = dict(answered)
 
     def arrived(self, per: Per, count: int) -> None:
-        """The script has taken `count` messages of the queue that has one for each such."""
+        """Note that the script has taken `count` messages of the queue whose messages are counted by `per`."""
         self.answered[per] = count
 
     def forget_answers(self) -> None:
-        """The script begins after the newest snapshot, whatever it has taken: all may be reported."""
+        """Note that the script begins after the newest snapshot, whatever it has taken: all may be reported."""
         self.answered = {}
 
     def done(self, instruction: Instruction, now: float) -> None:
-        """The loop has carried out `instruction`, on which it started at `since`, and put what it gives."""
+        """Note that the loop has carried out `instruction`, on which it started at `since`, and put its results."""
         end = now if self.full is None else self.full
         self.actions += 1
         self.busy += end - self.since
@@ -197,20 +199,20 @@ class Progress:
         self.since, self.full = now, None
 
     def evaluated(self, now: float) -> None:
-        """The loop has carried out an instruction that belongs to none of the run's steps."""
+        """Note that the loop has carried out an instruction that belongs to none of the run's steps."""
         self._ended(now)
 
     def judged(self, number: int, now: float) -> None:
-        """The verdict on round `number` of evaluation is known, and told to the workers that wait for it."""
+        """Note that the verdict on round `number` of evaluation is known, and told to the workers that wait for it."""
         self.call = None
         self._ended(now)
 
     def found(self, record: EvaluationRecord) -> None:
-        """A round of evaluation has ended on the last stage."""
+        """Note that a round of evaluation has ended on the last stage."""
         self.evaluations.append(record)
 
     def closed(self, stage: int, step: int, loss: float | None, norm: float | None = None) -> None:
-        """`stage` has finished `step`."""
+        """Note that `stage` has finished `step`."""
         mine = [d for d in self.open[stage] if d.instruction.step == step]
         self.open[stage] = [d for d in self.open[stage] if d.instruction.step != step]
         times = packed_times((d.instruction.action, d.start, d.end) for d in mine)
@@ -220,40 +222,40 @@ class Progress:
             self.newest = step, loss
 
     def counted(self, depths: Mapping[str, Depth]) -> None:
-        """The reader wanted the `depths` of the queues."""
+        """Take the `depths` of the queues, which the reader wanted."""
         self.depths, self.depths_wanted = depths, False
 
     def ended(self) -> None:
-        """The program is over."""
+        """Note that the program is over."""
         self.waits = self.over = True
 
     def restored(self, losses: Mapping[int, float | None], evaluations: Iterable[EvaluationRecord]) -> None:
-        """The loop has begun with a snapshot in which these are; the broker's records may have lost them."""
+        """Take over losses and evaluations of the snapshot that the loop begins with; the broker may have lost them."""
         self.losses.update(losses)
         self.steps.extend(self._of_losses(losses))
         self.evaluations.extend(evaluations)
 
     def keep_loss(self, step: int, loss: float | None) -> None:
-        """The loss of `step` belongs into all later snapshots."""
+        """Keep the loss of `step`, which belongs into all later snapshots."""
         self.losses[step] = loss
 
     def durable(self, stage: int, step: int) -> None:
-        """A snapshot is on disk. For the thread that writes them."""
+        """Note that a snapshot is on disk. For the thread that writes snapshots."""
         self.written.append((stage, step))
         self.snapshots.append((stage, step))
 
     def completed(self, step: int) -> None:
-        """The checkpoint of `step` is complete."""
+        """Note that the checkpoint of `step` is complete."""
         self.complete = max(step, self.complete)
         self.positions = {each: position for each, position in self.positions.items() if each >= self.complete}
 
     def takes(self, stage: int, held: HeldBytes) -> None:
-        """The memory that `stage` takes was measured."""
+        """Take the measured memory of `stage`."""
         self.stage_bytes[stage] = held
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """The loop waits within until `what` written: "a snapshot is"."""
+        """Return a context in which the loop waits until `what` written, such as "a snapshot is"."""
         before = self.waits
         self.waits, self.writes = True, what
         try:
@@ -262,18 +264,18 @@ class Progress:
             self.waits, self.writes = before, ""
 
     def note_fault(self, source: str, fault: ResourceFault | None) -> None:
-        """`source` cannot do something now; with None, it can. For any thread."""
+        """Note that `source` cannot do something now; with None, that it can. For any thread."""
         if fault is None:
             self.faults.pop(source, None)
         else:
             self.faults[source] = fault
 
     def noting(self, source: str) -> Note:
-        """Return what takes the faults of `source`."""
+        """Return the function that takes the faults of `source`."""
         return partial(self.note_fault, source)
 
     def is_after(self, step: int, stage: int) -> bool:
-        """Return True if `stage` has finished the steps before `step`, and begun nothing of those from there on."""
+        """Return True if `stage` has finished the steps before `step`, and begun nothing of the steps from there on."""
         instruction = self.instruction
         begun = not self.waits and instruction is not None and instruction.counted and instruction.step >= step
         return self.finished[stage] == step and not self.open[stage] and not begun
@@ -283,15 +285,17 @@ class Progress:
         return self.program is None or self.program.schedule.trains(stage)
 
     def position(self, step: int) -> Position:
-        """The position after `step` steps. A scripted run that has not come there, or is beyond it, knows the step
-        alone: nothing is trimmed then but what is counted by steps. A run that no script calls always knows it."""
+        """Return the position after `step` steps. It is always known in a run that no script calls.
+
+        A scripted run that has not come there, or is beyond it, knows the step alone: nothing is trimmed then but what
+        is counted by steps.
+        """
         known = self.positions.get(step)
         return self.position_after(step) if known is None else known
 
     def may_report(self, step: int) -> bool:
-        """Return True if a snapshot of `step` may become part of a checkpoint: not before the script has the replies to
-        all calls up to there. A worker that begins there gives no reply to those."""
-        position = self.positions.get(step)
+        """Return True if a snapshot of `step` may be in a checkpoint: the script has all replies up to there."""
+        position = self.positions.get(step)  # a worker that begins there gives no reply to the calls before it
         return position is None or all(position.of(per) <= count for per, count in self.answered.items())
 
     @property
@@ -306,7 +310,7 @@ class Progress:
 
     @property
     def fault(self) -> ResourceFault | None:
-        """A thing that cannot be done now: first of all what the loop waits for."""
+        """The fault of a resource that cannot be used now; first of all the one that the loop waits for."""
         faults = list(self.faults.values())
         return next((fault for fault in faults if fault.blocks), faults[0] if faults else None)
 
@@ -316,25 +320,28 @@ class Progress:
         return None if self.queues is None else self.queues.trouble
 
     def take_depths(self) -> Mapping[str, Depth]:
-        """The depths of the queues when they were last counted; they will be counted again. For the reader."""
+        """Return the depths of the queues when they were last counted, and have them counted again. For the reader."""
         depths, self.depths_wanted = self.depths, True
         return depths
 
     def activity(self) -> Doing:
-        """What the loop does now. For the reader."""
+        """Return the present work of the loop. For the reader."""
         computing = None if self.waits else (self.since, self.full)
         busy = not self.waits and self.full is None and self.instruction is not None
         stage = self.instruction.action.stage if busy and self.instruction is not None else None
         return Doing(self._doing(), tuple(self._wanted()), computing, stage)
 
     def memory(self, run: str, index: int) -> WorkerRecord:
-        """All that a broker which has lost its records must know at once. For the reader."""
+        """Return all that a broker which has lost its records must know at once. For the reader."""
         step = min(self.finished.values(), default=0)
         return WorkerRecord(run, index, self.complete, step, list(self.orders.known[0]))
 
     def records(self, steps: int | None) -> list[StepRecord]:
-        """The records that such a broker must have next: how far each stage is, of the `steps` that are trained (None:
-        as many as a script likes), and the losses before. For the reader."""
+        """Return the records that a broker which has lost its own must have after `memory`. For the reader.
+
+        They say how far each stage is, of the `steps` that are trained (None: as many as a script likes), with all
+        losses.
+        """
         losses = dict(self.losses) | dict([self.newest] if self.newest else [])
         trained = {stage: done if steps is None else min(done, steps) for stage, done in self.finished.items()}
         others = [(stage, done) for stage, done in trained.items() if stage != self.last]
@@ -349,7 +356,7 @@ class Progress:
         return [StepRecord(self.last, step, b"", loss) for step, loss in sorted(losses.items())]
 
     def _doing(self) -> str:
-        """What the loop does now, in words."""
+        """Return the present work of the loop, in words."""
         fault, instruction, trouble = self.fault, self.instruction, self.trouble
         if self.writes:
             return f"{WAITS} until {self.writes} written"
@@ -373,7 +380,7 @@ class Progress:
         return f"{WAITS} for {' and '.join(instruction.takes)} to run {action}"
 
     def _wanted(self) -> Iterator[Wait]:
-        """The message, credit or room that the loop waits for, if it does."""
+        """Yield the message, credit or room that the loop waits for, if it does."""
         if self.writes or self.over:
             return
         if self.waits and self.call is not None:
