@@ -54,7 +54,7 @@ class ClippedGradients(Feature):
 
 
 class GradientNotFinite(StageError):
-    """Failure of a clip: the norm of a gradient, or of all gradients together, is nan or infinite."""
+    """Error that the norm of a gradient, or of all gradients together, is nan or infinite: it cannot be clipped."""
 
 
 class NoClip:

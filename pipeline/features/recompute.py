@@ -163,7 +163,7 @@ class NoRecomputation:
     def around(self, run: Run, again: Run) -> Run:
         """Return a function that computes as `run` does.
 
-        Its backward calls `again` for what it needs once more.
+        A subclass has its backward call `again` for what it needs once more.
         """
         return run
 

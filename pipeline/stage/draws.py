@@ -19,7 +19,7 @@ Styled = Mapping[str, tuple[torch.nn.Module, str]]  # a module and its style, by
 
 
 class SplitDraw(StageError):
-    """Refusal of a layer that has drawn random numbers for a split activation."""
+    """Error that a layer has drawn random numbers for a split activation."""
 
 
 class DrawWatch:

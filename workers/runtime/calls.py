@@ -104,7 +104,7 @@ class Call:
 
 
 class CallRefused(StagelineError):
-    """Refusal of a call that is malformed, or not the next one."""
+    """Error that a call cannot be carried out: it is malformed, or not the next one."""
 
 
 class Position(msgspec.Struct, frozen=True):

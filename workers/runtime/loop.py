@@ -272,7 +272,7 @@ class WorkerLoop:
 
 
 class Stuck(Exception):
-    """A circle of workers that wait for each other. The text says what each one waits for."""
+    """Error that all workers wait for each other in a circle; the text says what each one waits for."""
 
 
 class SharedQueues(MemoryQueues):

@@ -30,7 +30,7 @@ class Culprit:
 
 
 class ComputeFailed(StagelineError):
-    """Failure of the user's model, loss or data. The text names the stage, the action and the layer."""
+    """Error that the user's model, loss or data raised; the text names the stage, the action and the layer."""
 
     def __init__(self, reason: str, culprit: Culprit | None = None) -> None:
         """Take the text, and the microbatch that failed if one can be run again by itself."""
@@ -39,7 +39,7 @@ class ComputeFailed(StagelineError):
 
 
 class BadMicrobatch(ComputeFailed):
-    """Failure of a microbatch: its loss is not a finite number."""
+    """Error that a microbatch's loss is not a finite number."""
 
 
 @dataclass(frozen=True, slots=True)

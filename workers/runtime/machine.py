@@ -49,7 +49,7 @@ Command = AwaitCredit | Take | Compute | Finish
 
 
 class OutOfPlace(Exception):
-    """Arrival of an event that does not answer the command: a bug, or a message of another place in the run."""
+    """Error that an event does not answer the command: a bug, or a message of another place in the run."""
 
 
 class Machine:

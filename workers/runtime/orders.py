@@ -17,7 +17,7 @@ Known = tuple[Sequence[ScheduleOrder], int | None]  # all orders, and the first 
 
 
 class OrderMissing(BrokerError):
-    """Absence of an order: the broker has closed a step, and has not told the order for it."""
+    """Error that the broker has closed a step, and has not told the order for it."""
 
 
 class FixedSchedule:

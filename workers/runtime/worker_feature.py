@@ -75,7 +75,7 @@ class WorkerPlace:
 
     @cached_property
     def writer(self) -> BackgroundWriter:
-        """The writer of snapshots, and of files that have to be on the disk before them, first come, first written."""
+        """The writer of snapshots and of files that must be on the disk before them, in the order of submission."""
         return BackgroundWriter(SNAPSHOTS, limit=1, note=self.progress.noting(SNAPSHOTS))
 
 
@@ -141,7 +141,7 @@ class Measuring(WorkerFeature):
             self._file.flush()
 
     def finish(self) -> None:
-        """Write all lines to the disk, and wait while the disk refuses them."""
+        """Write all lines to the disk. After a fault that may pass, this is tried again for a minute."""
         self._file.finish(self._wait)
 
 

@@ -387,8 +387,12 @@ def _tell(tap: Tap, name: str, layer: Layer, x: Tree) -> Tree:
 
 
 def layer_seed(seed: int, step: int, microbatch: int, layer: int) -> int:
-    """Return the seed of the generators before `layer`, which is numbered in the unsplit model.
+    """Return the seed of the generators before a layer. It does not depend on the cut.
 
-    The seed does not depend on the cut.
+    Args:
+        seed: Seed of the run.
+        step: Step of the microbatch.
+        microbatch: Number of the microbatch in the step.
+        layer: Number of the layer in the unsplit model.
     """
     return int.from_bytes(sha256(f"{seed}/{step}/{microbatch}/{layer}".encode()).digest()[:8], "little")

@@ -38,9 +38,13 @@ def plain_layers(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[to
 
 
 def demand_plain(container: torch.nn.Sequential, way_out: str = _WAY_OUT) -> None:
-    """Raise `ModelRefused` if a call of `container` does more than call its modules in their order.
+    """Raise `ModelRefused` if a call of `container` is not the calls of its modules in their order.
 
-    Raises it also if the container's state dict is not that of its modules. `way_out` ends the error's text.
+    Raises it also if the container has hooks, or a state dict that is not that of its modules.
+
+    Args:
+        container: The container, which stages do not call.
+        way_out: End of the error's text.
     """
     kind, names = type(container), (*_CALL, *_STATE)
     inherited = {name: getattr(torch.nn.Sequential, name) for name in names}
