@@ -203,8 +203,9 @@ class Stage(NamedTensors):
     ) -> Tree:
         """Return the gradient with respect to the stage's input; add parameters' gradients to their `.grad`.
 
-        The result has the tree of `x`, with None for leaves without a gradient; it is None on a first stage. Raises
-        `GradientMismatch`, or `StageError` if nothing is stashed.
+        The result has the tree of `x`, with None for leaves without a gradient; it is None on a first stage,
+        and where nothing required a gradient. Raises `GradientMismatch`, or `StageError` if it is to take the oldest
+        stashed microbatch and none is stashed.
 
         Args:
             gradient: Gradient with respect to the output of `forward`: the same tree, with a tensor of the same shape

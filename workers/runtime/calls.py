@@ -287,7 +287,7 @@ def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microba
     """Return the microbatches of a call's batch, or of all batches of its step, as far as this worker has them.
 
     If only one of inputs and targets is sent to this worker, it stands in for the other so that rows and shares can be
-    counted; its values are not used. A batch that is only run forward has no rows to measure.
+    counted; its values are not used. The batch of a PREDICT call counts no rows.
 
     Args:
         call: The call. A kind that takes no batch has no microbatches.
