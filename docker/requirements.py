@@ -12,7 +12,10 @@ from typing import Any
 
 
 def required(setup: Path, extras: list[str]) -> list[str]:
-    """The requirements that the file `setup` hands to setuptools. Raises `KeyError` for an extra it does not have."""
+    """Return the requirements that the file `setup` hands to setuptools.
+
+    Raises `KeyError` for an extra it does not have.
+    """
     given: dict[str, Any] = {}
     stand_in = ModuleType("setuptools")
     stand_in.setup = given.update  # type: ignore[attr-defined]

@@ -30,7 +30,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from stageline.pipeline import addresses
 
 T = TypeVar("T")
-
 _LARGEST = 2**63 - 1  # TOML's integers have 64 bits
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _TIMES = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
@@ -61,6 +60,7 @@ class Accepts:
     names: tuple[str, ...] = ()
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of the type, or `schema`, with refusals that say what is expected."""
         return core_schema.no_info_wrap_validator_function(self._validated, self.schema or handler(source))
 
     def _validated(self, value: object, validate: ValidatorFunctionWrapHandler) -> object:

@@ -36,8 +36,10 @@ MOST_PROCESSES = 64
 
 
 class StagePlan(Section):
-    """One stage: how many workers compute it side by side, each some of the microbatches; how many processes compute
-    each microbatch together, each with a part of the weights; and what it does not keep in memory.
+    """Settings of one stage: the processes that compute it, and what it does not keep in memory.
+
+    Replicas compute it side by side, each some of the microbatches. Processes of a group compute each microbatch
+    together, each with a part of the weights.
     """
 
     replicas: Annotated[int, whole(1, MOST_REPLICAS)] = Field(

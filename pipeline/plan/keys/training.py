@@ -37,8 +37,9 @@ Balance = Literal["parameters", "time"]
 
 
 class RunPlan(Section):
-    """How long the run is, and where it leaves its files. Exactly one of `steps` and `epochs` is given, but neither in
-    a scripted run: the script decides.
+    """The length of the run, and the place of its files.
+
+    Exactly one of `steps` and `epochs` is given, but neither in a scripted run: the script decides.
     """
 
     name: Name = Field(

@@ -165,8 +165,9 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
 @click.option("--plan", "config", type=click.Path(), help="Compare with this plan's model, and write a file per stage.")
 @options.sets
 def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) -> None:
-    """Write the weights in SOURCE to OUT, which must not exist: one safetensors file, or with --plan a folder with a
-    file for each stage, which model.weights can name.
+    """Write the weights in SOURCE to OUT, which must not exist.
+
+    OUT is one safetensors file, or with --plan a folder with a file for each stage, which model.weights can name.
 
     SOURCE is a safetensors file, an index of several, a folder with them (as transformers or HuggingFaceStorageWriter
     write it), or the .pt file of a state dict.

@@ -178,8 +178,10 @@ def show_(
     svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw the schedule NAME for a shape, that of the plan NAME, such as mine.toml, or the one in --file; print its
-    bubble and the microbatches each stage holds."""
+    """Draw a schedule, and print its bubble and the microbatches that each stage holds.
+
+    NAME is a schedule, drawn for a shape, or a plan, such as mine.toml. With --file, the schedule is in that file.
+    """
     shape = {
         "--stages": stages,
         "--workers": workers,

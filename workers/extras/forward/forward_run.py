@@ -228,15 +228,18 @@ class NoOptimizer:
         """Create an optimizer with one group of parameters."""
         self.param_groups = [{"params": list(parameters)}]
 
-    def step(self) -> None: ...
+    def step(self) -> None:
+        """Do nothing."""
 
-    def zero_grad(self) -> None: ...
+    def zero_grad(self) -> None:
+        """Do nothing."""
 
     def state_dict(self) -> dict[str, object]:
         """Return an empty state."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None: ...
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Do nothing."""
 
 
 def _no_loss(outputs: Tree, targets: Tree) -> torch.Tensor:
