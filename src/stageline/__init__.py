@@ -2,7 +2,7 @@
 
     from stageline import Line, LineClosed
 
-The public API: every name below, and nothing else. docs/reference/api.md describes each.
+`__all__` lists the public API; nothing else is public. docs/reference/api.md describes each name.
 """
 
 from importlib import import_module

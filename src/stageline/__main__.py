@@ -1,4 +1,4 @@
-"""`python -m stageline` is the command `stageline`."""
+"""Entry point of `python -m stageline`, which is the command `stageline`."""
 
 from stageline.workers.cli import main
 

@@ -43,7 +43,7 @@ class SnapshotFailed(WriteFailed):
 
 
 class SnapshotsDiffer(SnapshotFailed):
-    """An earlier snapshot of this step has other bits: something in the run is not deterministic."""
+    """Error: an earlier snapshot of this step has other bits, so something in the run is not deterministic."""
 
 
 @dataclass
@@ -56,7 +56,13 @@ class SnapshotDirectory:
 
     @classmethod
     def of(cls, folder: Path, run: str, plan: Plan) -> Self:
-        """Return the snapshots of `run`, which were made under `plan`, in the folder of a run or of what was saved."""
+        """Return the snapshots of a run.
+
+        Args:
+            folder: Folder of the run, or of a saved checkpoint.
+            run: Id of the run.
+            plan: Plan under which they were made.
+        """
         return cls(folder / FOLDER, Origin(run, plan.digest()))
 
     def write(self, snapshot: Snapshot) -> Path:
@@ -109,7 +115,7 @@ class SnapshotDirectory:
         return sorted(int(name[1]) for name in names if name)
 
     def present(self) -> list[tuple[int, int]]:
-        """Stage and step of every snapshot of any stage. They may be damaged. Raises `OSError`."""
+        """Return stage and step of every snapshot of any stage. Snapshots may be damaged. Raises `OSError`."""
         names = (_STAGE.fullmatch(path.name) for path in _entries(self.folder))
         return sorted((int(name[1]), step) for name in names if name for step in self.steps(int(name[1])))
 
@@ -220,6 +226,12 @@ def beginning_of(stage: int, step: int, schedule: Schedule, checkpoints: Snapsho
 
     At one step all replicas have the same state: a machine without its own replica's snapshot takes another's. Only the
     first replica of the last stage needs its own, which has the losses and the evaluations.
+
+    Args:
+        stage: Stage or replica to begin.
+        step: Number of steps done.
+        schedule: Schedule of the run.
+        checkpoints: Snapshots here.
     """
     if stage == schedule.stages - 1 or checkpoints.path(stage, step).exists():
         return stage

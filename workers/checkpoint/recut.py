@@ -74,7 +74,10 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
 def _hindrances(
     plan: Plan, source: CheckpointSource
 ) -> Iterator[tuple[object, Sequence[object], Sequence[object], bool]]:
-    """Yield what keeps a run in its layout, or with `cut_alone` in its cut: if it is so, what the run has, and why."""
+    """Yield the conditions that keep a run in its layout.
+
+    Each is a tuple: the condition, what the run has, why that is a hindrance, and True if only the cut is bound.
+    """
     delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
     stashed = "Which weights a microbatch reads follows from the stages"
     why = delayed if source.plan.schedule.name == DELAYED else stashed
@@ -151,10 +154,10 @@ def _steps_to_try(source: CheckpointSource, floor: int) -> list[int]:
 
 
 def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
-    """Return True if the run's records say that none of its checkpoints was ever complete.
+    """Return True if the run's records show that none of its checkpoints was ever complete.
 
-    Without records that is not known: snapshots may be on other machines. Raises `StoreUnusable` if the store in which
-    the run was recorded cannot be read.
+    Returns False without records: snapshots may be on other machines. Raises `StoreUnusable` if the store in which the
+    run was recorded cannot be read.
     """
     if is_saved(source.folder):
         return False
@@ -170,7 +173,7 @@ def _never_had_checkpoint(source: CheckpointSource, plan: Plan) -> bool:
 
 
 def _begun_again(recut: "Recut", tell: Callable[[str], None]) -> str:
-    """Return the id of the run that repeats `recut.source` from step 0. Makes that run unless it exists."""
+    """Return the id of the run that repeats `recut.source` from step 0; make that run unless it exists."""
     if runs.is_run(runs.folder(recut.plan, recut.run)):
         return runs.run_to_resume(recut.plan, recut.run)
     recut.write(runs.make_folder(recut.plan, recut.run), tell, ())
@@ -180,7 +183,7 @@ def _begun_again(recut: "Recut", tell: Callable[[str], None]) -> str:
 
 @dataclass(frozen=True)
 class Recut:
-    """The checkpoint of `step` in `source`, for the stages `layouts` of `plan`, which is the run `run` from then on.
+    """Checkpoint of `step` in `source`, to be laid out for the stages `layouts` of `plan` as the new run `run`.
 
     `absent` are the contents of stages whose snapshots are on other machines, as far as they are known.
     """
@@ -230,9 +233,9 @@ class Recut:
 
     @cached_property
     def best(self) -> "Recut | None":
-        """Return the checkpoint of the best evaluation before this one, which moves along if the plan keeps it.
+        """Checkpoint of the best evaluation before this one, which moves along if the plan keeps it.
 
-        Returns None if there is none, or if the last stage's snapshot, which tells its step, is not here. Raises
+        None if there is none, or if the last stage's snapshot, which tells its step, is not here. Raises
         `SnapshotDamaged`.
         """
         if not self.plan.keeps_best or self._last not in self.present:
@@ -328,7 +331,7 @@ class Recut:
         )
 
     def _demand_same_kind(self, wanted: Sequence[Share]) -> None:
-        """Another kind of device, or number of threads, may give other bits. Raises `PlanRefused`."""
+        """Raise `PlanRefused` for another kind of device, or number of threads, which may give other bits."""
         before, now = _kinds(self.source.plan), _kinds(self.plan)
         for share in wanted:
             if odd := [old for old in share.sources if before[old] != now[share.layout.stage]]:

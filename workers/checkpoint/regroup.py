@@ -33,7 +33,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A new stage, which takes the `names` from the old stages `sources`; `missing` are those that none has."""
+    """Share of a new stage in old ones: it takes `names` from the stages `sources`; `missing` are in none of them."""
 
     layout: StageLayout
     names: tuple[str, ...]
@@ -112,7 +112,7 @@ def regrouped(share: Share, states: Sequence[StageState]) -> StageState:
 
 
 class _Groups:
-    """The optimizer of a stage from the optimizers of others."""
+    """Optimizer of a stage, made from the optimizers of others."""
 
     def __init__(self, layout: StageLayout, states: Sequence[StageState]) -> None:
         self._layout = layout

@@ -118,7 +118,14 @@ def draft_folder(folder: Path) -> Path:
 
 
 def complete_draft(draft: Path, folder: Path, plan: Plan, saved: SavedRun) -> None:
-    """All workers have replied. If all stages are there, `folder` is the draft from now on. Raises `NotSaved`."""
+    """Publish the draft as `folder` if it has all stages, once all workers have replied. Raises `NotSaved`.
+
+    Args:
+        draft: Draft of the folder.
+        folder: Folder of the checkpoint.
+        plan: Plan of the run.
+        saved: Identity of the checkpoint.
+    """
     there = SnapshotDirectory.of(draft, saved.run, plan)
     try:
         present = {*there.present()}
@@ -171,7 +178,7 @@ def read_saved(folder: Path) -> SavedRun:
 
 
 def _copy(theirs: SnapshotDirectory, ours: SnapshotDirectory, stage: int, step: int) -> None:
-    """Copy one snapshot; the copy is the new run's."""
+    """Copy one snapshot to the new run, and write that run's id into it. Raises `SnapshotDamaged`."""
     source, target = theirs.path(stage, step), ours.path(stage, step)
     if found := theirs.verify(stage, step):
         raise SnapshotDamaged(source, found)

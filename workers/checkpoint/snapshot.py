@@ -51,12 +51,14 @@ UNSEALED = "0" * 64  # in place of the seal while that is computed
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of one stage after `step` steps, taken by its worker under `incarnation`.
+    """State of one stage after `step` steps, taken by its worker under `incarnation`.
 
-    `losses`, on the last stage, are the losses before `step` that the run still has to report, by step; None for a step
-    without rows. All of them and not only the latest, since older snapshots are deleted. So are `rounds` of evaluation,
-    all those before. `calls` is how many calls of the script came before, 0 in a run without one; `evaluations` counts
-    evaluated batches.
+    Attributes:
+        losses: On the last stage, losses before `step` that the run still has to report, by step; None for a step
+            without rows. All of them and not only the latest, since older snapshots are deleted.
+        rounds: On the last stage, all rounds of evaluation before `step`.
+        calls: Number of the script's calls before, 0 in a run without one.
+        evaluations: Number of batches evaluated before.
     """
 
     stage: int
@@ -92,7 +94,7 @@ class Origin:
 
 
 class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file's size in bytes and SHA-256 in hex."""
+    """Size of a file in bytes, and its SHA-256 in hex."""
 
     bytes: int
     sha256: str

@@ -51,7 +51,7 @@ class CheckpointSource:
 
     @property
     def first_replicas(self) -> range:
-        """The snapshots that have the whole model: those of its stages, or of their first replicas."""
+        """Indexes of the snapshots that have the whole model: those of all stages, or of their first replicas."""
         return range(len(self._shares))
 
     def label(self, stage: int) -> str:
@@ -208,7 +208,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checkpoint_rows(source: CheckpointSource) -> list[CheckpointRow]:
-    """All that are here, the oldest first. Raises `OSError`."""
+    """Return rows of all checkpoints here, the oldest first. Raises `OSError`."""
     rows = [row for step, stages in source.present.items() if (row := _row(source, step, sorted(stages))).stages]
     try:
         best = source.best

@@ -1,4 +1,4 @@
-"""The `stageline` command: parsing and printing. What a command does is a function elsewhere in `workers`."""
+"""The `stageline` command: parsing and printing. Functions elsewhere in `workers` do the work."""
 
 import sys
 

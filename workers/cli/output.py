@@ -35,7 +35,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def say(text: str, *, err: bool = False, file: IO[Any] | None = None) -> None:
-    """Print `text` on stdout, on stderr or to `file`; control characters are made visible."""
+    """Print `text`; control characters are made visible.
+
+    Args:
+        text: Text.
+        err: Print on stderr instead of stdout.
+        file: File to print to instead.
+    """
     click.echo(printable(text, most=LONGEST), err=err, file=file)
 
 
@@ -176,7 +182,7 @@ def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], ri
 
 
 def log_to_stderr() -> None:
-    """Configure structlog for this process, which a closed or full stdout does not end from now on."""
+    """Configure structlog for this process, which from now on survives a closed or full stdout."""
     import structlog  # takes longer than a command that only asks
 
     lose_output()
@@ -217,7 +223,10 @@ class CommandFailed(StagelineError):
 
 
 def message_of(error: Exception) -> str:
-    """Return what the user reads about an expected error; an `OSError` names the file or the disk that caused it."""
+    """Return the message for the user about an expected error.
+
+    The message of an `OSError` names the file or the disk that caused it.
+    """
     if not isinstance(error, OSError) or isinstance(error, StagelineError):
         return str(error)
     reason = error.strerror or str(error)
@@ -263,7 +272,7 @@ def _plan_fault(fault: PlanError) -> dict[str, object]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Continue a message about an unknown word: the nearest known one, or all of them."""
+    """Return the end of a message about an unknown word: the nearest known one, or all of them."""
     words = list(known)
     near = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(words)}"

@@ -223,7 +223,7 @@ class Pace:
         self.idle = [0.0] * len(launch.plan.workers)  # each worker's share of idle time, 0 to 1
 
     def record(self, facts: Facts) -> None:
-        """Take in a status."""
+        """Update the rates with a status."""
         now = monotonic()
         finished = self.finished(facts)
         if self._history and finished < self._history[-1][1]:  # a lost stage does steps again

@@ -1,7 +1,7 @@
 """Files and folders that are there whole or not at all, whenever their writer is killed.
 
 .plan.json-5fa0c1d2    a draft: written and flushed to the disk, or left so by a kill; it counts for nothing
-plan.json              the same after one rename, and a flush of the folder
+plan.json              the finished file, after one rename and a flush of the folder
 """
 
 import os

@@ -42,7 +42,7 @@ _MOST = 2**47  # bytes that a process can address
 
 
 class Unsaveable(Exception):
-    """A value cannot be stored; the text says where it lies and what it is."""
+    """Error: a value cannot be stored; the text says where it lies and what it is."""
 
 
 class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -134,7 +134,7 @@ def read_tensors(
 
 
 def forms_in(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    """Dtype and shape of each tensor of a file, without reading their values. Raises `OSError`, `ValueError`."""
+    """Return dtype and shape of each tensor of a file, without reading their values. Raises `OSError`, `ValueError`."""
     try:
         with _opened(path) as file:
             notes = _notes(file)
@@ -269,13 +269,19 @@ _EXACT = 2**53  # whole numbers up to here are the same in every reader of JSON
 
 
 class BadStateTree(Exception):
-    """The JSON is not what `encode_state` returns, or its tensors are missing."""
+    """Error: the JSON is not a result of `encode_state`, or its tensors are missing."""
 
 
 def encode_state(value: Any, path: str, tensors: dict[str, Tensor]) -> Json:
-    """`value` as JSON. Adds its tensors to `tensors`, named by their paths below `path`.
+    """Return `value` as JSON, and add its tensors to `tensors`.
 
-    Raises `Unsaveable` for anything but tensors, None, bool, int, float, str, and dicts, Counters, lists and tuples.
+    Args:
+        value: Tree of tensors, None, bool, int, float, str, and dicts, Counters, lists and tuples.
+        path: Beginning of the tensors' names, which are their paths in `value`.
+        tensors: Gets the tensors by name.
+
+    Raises:
+        Unsaveable: `value` has anything else.
     """
     match value:
         case None | bool() | str() if type(value) in (type(None), bool, str):

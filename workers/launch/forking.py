@@ -39,21 +39,28 @@ class CommandToRun:
     pid: int
 
     def finish(self, code: int) -> None:
-        """Report the exit code that the command has returned; in this process, not in one that its code has forked."""
+        """Report the exit code of the command, but only from this process: not from a fork of the user's code."""
         if os.getpid() == self.pid:
             with suppress(OSError):  # the process that asked for it is gone
                 os.write(self.report, b"result %d\n" % code)
 
 
 def send_request(requests: socket.socket, arguments: Sequence[str], log: int, report: int) -> None:
-    """Ask for a process. Raises OSError if the template is gone."""
+    """Request a process. Raises OSError if the template is gone.
+
+    Args:
+        requests: Socket to the template.
+        arguments: Arguments of the command.
+        log: Descriptor of the log.
+        report: Descriptor of the pipe for its report.
+    """
     text = json.dumps(list(arguments)).encode()
     socket.send_fds(requests, [len(text).to_bytes(_LENGTH, "big")], [log, report])
     requests.sendall(text)
 
 
 def parse_report(report: bytes) -> tuple[int | None, int | None]:
-    """Return what a process has reported so far: its pid, and the result of its command."""
+    """Return the pid and the result in a process's report so far; None for what is not yet reported."""
     found: dict[bytes, int] = {}
     for line in report.splitlines(keepends=True):
         word, _, number = line.partition(b" ")
@@ -86,7 +93,7 @@ def fork_on_request(
 
 
 def _share_memory() -> None:
-    """Share memory with forks: a collection there would copy all that is here."""
+    """Freeze the present objects, so that garbage collections in forks do not copy their memory."""
     gc.collect()
     gc.freeze()
 
@@ -106,7 +113,7 @@ def _receive(requests: socket.socket) -> tuple[list[str], int, int] | None:
 
 
 def _fork_orphan(log: int, report: int) -> bool:
-    """Return True in the new process. If there can be none, its log says why."""
+    """Fork a process, and return True in it. If that fails, its log says why."""
     try:
         between = os.fork()
     except OSError as error:
@@ -217,7 +224,10 @@ class ForkedProcess(Child):
         return None
 
     def _look_for_end(self) -> int | None:
-        """Return its exit status; where no process can adopt another's, that of one without a result is unknown."""
+        """Return the exit status, None while the process runs.
+
+        Where no process can adopt another's, the status of a process without a result is unknown.
+        """
         try:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             ended, code = bool(pid), os.waitstatus_to_exitcode(status)

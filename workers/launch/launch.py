@@ -65,7 +65,7 @@ class Launch:
 class LaunchResult:
     """End of a run: `code` is the exit code of `train`, `result` is None unless the run finished.
 
-    `timed` are the actions of one of the last steps as they really ran, if their times were kept.
+    `timed` are the measured actions of one of the last steps, if their times were kept.
     """
 
     code: int
@@ -178,7 +178,14 @@ def run_launch(
 
 
 def keep_result(plan: Plan, folder: Path, facts: Facts, seconds: float) -> Result:
-    """Write the result of a finished run to its folder; `facts` is the broker's last status."""
+    """Write the result of a finished run to its folder, and return it.
+
+    Args:
+        plan: Plan of the run.
+        folder: Folder of the run.
+        facts: The broker's last status.
+        seconds: Duration of the run.
+    """
     result = result_of(folder.name, plan.schedule.in_step, facts, seconds)
     persist_json(folder / runs.RESULT, result)
     return result

@@ -60,7 +60,7 @@ def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts
 
 
 class Supervisor:
-    """Watcher of the processes and the broker's status, which restarts, kills and stops."""
+    """Watcher of a run's processes and its broker's status; restarts, kills and stops processes."""
 
     def __init__(self, children: Children, client: Client) -> None:
         """Watch `children`; `client` asks their broker."""
@@ -80,7 +80,7 @@ class Supervisor:
         self._script = children.local.script  # until its end is reported
 
     def poll(self, signals: int, on_status: Callable[[Facts], None]) -> LaunchOutcome | None:
-        """Act after `signals` have come so far; return the outcome of the run, None while it goes on."""
+        """Act on the present state, after `signals` signals; return the outcome of the run, None while it goes on."""
         facts = self._look()
         if facts:
             on_status(facts)
@@ -132,7 +132,7 @@ class Supervisor:
         self._client.stop_run(reason, at_step_end=saves)
 
     def _irreplaceable(self) -> str:
-        """Name processes that the run needs, which have ended and cannot be started again; "" for none."""
+        """Return a sentence on needed processes that have ended and cannot be started again; "" for none."""
         if not (gone := self._children.local.gone()):
             return ""
         ended = [_label(name) for name in sorted(self._exited) if self._is_due(name, 0)]
@@ -183,12 +183,12 @@ class Supervisor:
         """Tell the broker how a process has ended, and note it, since the broker may have to be told again.
 
         Args:
-            index: Number of the place that the process has or is to take; None for a spare, of which the broker is told
-                once it has one.
-            pid: The process.
-            status: How it ended, as `subprocess` gives it.
-            result: The exit code that its command has returned; None if it ended without one.
-            detail: The continuation of a sentence about the end.
+            index: Number of the place that the process has or is to take; None for a spare, which is reported once it
+                has one.
+            pid: Process id.
+            status: Exit status, as `subprocess` gives it.
+            result: Exit code that its command has returned; None if it ended without one.
+            detail: Continuation of a sentence about the end.
         """
         self._ends[pid] = status, result, detail
         if index is not None:
@@ -222,7 +222,7 @@ class Supervisor:
         return self._restartable(process) and monotonic() - self._exited[name] >= _pause(process, restarts)
 
     def _restartable(self, process: Child) -> bool:
-        """Return True if a worker that has exited is restarted: not if that would only repeat itself.
+        """Return True if a worker that has exited is to be restarted: not if the restart would only repeat its end.
 
         While the run lasts, a broker that was not found comes back.
         """
@@ -321,7 +321,7 @@ def _label(name: str) -> str:
 def _pause(process: Child, restarts: int) -> float:
     """Return the seconds before a worker is started again.
 
-    One that is done has left because the run is over: the next status says so.
+    A worker that is done has left because the run is over: the next status says so.
     """
     if process.result == ExitCode.OK:
         return FINAL_TIMEOUT

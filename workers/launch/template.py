@@ -92,7 +92,7 @@ class Template(AbstractContextManager["Template"]):
 
     @property
     def gone(self) -> str:
-        """Reason why no process can be started any more; "" as long as one can: this template is started again."""
+        """Reason why no process can be started any more. "": this template is started again if it ends."""
         return ""
 
     @property
@@ -110,7 +110,7 @@ class Template(AbstractContextManager["Template"]):
         running.ask(arguments, log.fileno(), report)
 
     def _give_up(self) -> str:
-        """End a template that has not forked in time; return why none can be started, or the last line of one."""
+        """End a template that has not forked in time; return why none can be started, or the template's last line."""
         if self._running is not None:
             self._running.process.kill()
         self._errors.seek(0)
@@ -179,7 +179,7 @@ class _Running:
         send_request(self._requests, arguments, log, report)
 
     def preload(self, libraries: Sequence[str]) -> None:
-        """Request imports; if the template is gone, another is started, and asked."""
+        """Request imports; a template that is gone is ignored, since the next one is asked, too."""
         if libraries:
             with suppress(OSError), open(os.devnull) as nothing:
                 send_request(self._requests, [IMPORT, *libraries], nothing.fileno(), nothing.fileno())
@@ -218,7 +218,7 @@ def libraries_of(plan: Plan) -> list[str]:
 def imported_first(file: Path) -> Iterator[str]:
     """Yield the modules that a file imports before its first statement of another kind.
 
-    A file that cannot be read, or is no Python, names none: the trial tells.
+    Yields nothing for a file that cannot be read, or is no Python: the trial tells.
     """
     try:
         statements = ast.parse(file.read_text(encoding="utf-8")).body

@@ -201,7 +201,7 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
         return self._log.result
 
     def follow(self) -> None:
-        """Read the log. Raises `TrialFailed`, or why the plan is refused."""
+        """Read the log so far. Raises `TrialFailed`, or the refusal of the plan that it holds."""
         ended = self._process.poll()  # first: what it has written until then is in the log
         self._log.follow()
         if self.result is None and ended is not None:
@@ -238,7 +238,7 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
         return line
 
     def _reveal(self) -> None:
-        """Show what was not shown so far."""
+        """Show output that was hidden so far."""
         self._log.follow()
         hidden, self._hidden, self._shows = self._hidden, b"", True
         self._print(hidden)

@@ -185,7 +185,7 @@ def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
 
 
 def differences_from(plan: "plans.Plan", folder: Path) -> "Sequence[Difference]":
-    """Return how the plan of the run in `folder` differs, as far as that can be read there."""
+    """Return how `plan` differs from the plan of the run in `folder`, as far as that can be read."""
     kept = _kept_plan(folder)
     return plans.differences(plan.as_mapping(), kept) if kept else ()
 
@@ -293,6 +293,11 @@ def write_broker_url(folder: Path, url: str, secret: bytes) -> None:
     """Write the broker's address and the control secret of the run in `folder`.
 
     Only this user may read the files: the address may hold a password.
+
+    Args:
+        folder: Folder of the run.
+        url: Address of the broker.
+        secret: Secret that clients which stop the run must know.
     """
     write_file(folder / SECRET, secret.hex().encode(), mode=0o600)
     write_file(folder / BROKER, f"{url}\n".encode(), mode=0o600)

@@ -61,7 +61,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fie
     newest_round: ClassVar[int] = -1  # none
 
     def add_to(self, file: "EventFile") -> None:
-        """Hand it to TensorBoard."""
+        """Hand the line to TensorBoard."""
         norm = None if self.gradient_norm is UNSET else self.gradient_norm
         file.add_step(self.step, self.loss, norm, self.learning_rates, self.time)
 
@@ -81,16 +81,16 @@ class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluati
 
     @property
     def newest_round(self) -> int:
-        """The steps before it."""
+        """Number of steps before the evaluation."""
         return self.step
 
     def add_to(self, file: "EventFile") -> None:
-        """Hand it to TensorBoard."""
+        """Hand the line to TensorBoard."""
         file.add_evaluation(self.step, self.values, self.time)
 
     @property
     def values(self) -> dict[str, float | None]:
-        """The loss ("loss") and the metrics."""
+        """Loss ("loss") and metrics by name."""
         found = {"loss": self.loss, **self.metrics}
         return {name: None if value is None else float(value) for name, value in found.items()}
 
@@ -124,7 +124,7 @@ def lines_in(file: BinaryIO) -> Iterator[MetricsLine]:
 
 
 def metrics_in(folder: Path) -> Iterator[MetricsLine]:
-    """All lines in the folder of a run, in the order of training. Raises `FileNotFoundError` if it has none."""
+    """Return all lines in the folder of a run, in the order of training. Raises `FileNotFoundError` if it has none."""
     files = [folder / name for name in (METRICS, EVALUATIONS) if (folder / name).exists()]
     if not files:
         raise FileNotFoundError(folder / METRICS)
@@ -132,7 +132,7 @@ def metrics_in(folder: Path) -> Iterator[MetricsLine]:
 
 
 def place_of(line: MetricsLine) -> tuple[int, bool]:
-    """Lines in the order of training ascend in it: an evaluation after 2 steps comes before step 2."""
+    """Return a key that sorts lines in the order of training: an evaluation after 2 steps comes before step 2."""
     return line.step, isinstance(line, StepMetrics)
 
 

@@ -137,7 +137,7 @@ class RecordedRun:
 
     @property
     def training_steps(self) -> int | None:
-        """Return how many steps the run trains, None if that is not known."""
+        """Number of steps that the run trains, None if unknown."""
         if self.result is not None:
             return self.result.steps
         observed = self.stored.facts.get(OBSERVED, {}).get("training_steps")
@@ -146,13 +146,13 @@ class RecordedRun:
 
     @property
     def scripted(self) -> bool:
-        """Return True if a script calls the workers: how many steps it trains is known at its end."""
+        """True if a script calls the workers: the number of its steps is known only at its end."""
         source = (self.plan or {}).get("data", {}).get("source")
         return source == SCRIPT_BATCHES or (self.owner is not None and self.owner.command == "script")
 
     @property
     def steps(self) -> int:
-        """The training steps that every stage has finished."""
+        """Number of training steps that every stage has finished."""
         if self.result is not None:
             return self.result.steps
         stages = len(self.progress["checkpoints"]["newer"]) if self.progress else 0

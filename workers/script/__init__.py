@@ -2,6 +2,6 @@
 
 May import every room but `cli`. Read `line.py` first, then the walk of a call in ARCHITECTURE.md:
 
-    calls         what the script wants done, numbered, the workers' replies, and what people see of a run
-    processes     a run whose processes are forks of the script, or whose workers are on other machines
+    calls         the script's calls, numbered, the workers' replies, and what people see of a run
+    processes     runs whose processes are forks of the script, or whose workers are on other machines
 """

@@ -1,13 +1,14 @@
-"""Arguments of a `Line`: one row for each, of which the plan of a script is made and in whose words errors are told.
+"""Arguments of a `Line`: one row for each, from which a script's plan is made and its errors are worded.
 
     clip_norm: Annotated[float | None, Argument("optimizer.clip_norm")] = None
 
     name, type, default        Line(..., clip_norm=1.0), for people and for type checkers
-    key of the plan            optimizer.clip_norm = 1.0: by it, a stage has its setting
+    key of the plan            optimizer.clip_norm = 1.0: gives a stage its setting
     in errors                  optimizer.clip_norm = -1: ...  is told as  clip_norm = -1: ...
-    kind                       a value of another kind is refused before anything is built: it would fail below, unnamed
+    kind                       a value of another kind is refused before anything is built: a later error would not
+                               name the argument
 
-Ranges of values, and how they go together, are for the plan to judge.
+Ranges of values, and how they go together, are checked by the plan.
 """
 
 import os
@@ -52,16 +53,16 @@ class ValueKind:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A row: what an argument of a `Line` sets.
+    """Row of the table of `Line`'s arguments: the keys of the plan that an argument sets.
 
     Attributes:
-        key: The key of the plan that it sets, with N for each worker's number; "" for none.
-        kind: The kind that values other than the default must have. None: the plan judges.
+        key: Key of the plan that it sets, with N for each worker's number; "" for none.
+        kind: Kind that values other than the default must have; None leaves the check to the plan.
         write: Returns the value of the key; None to leave it out.
         further: Keys that are given the same value.
-        told: Keys that it decides, too: their errors are told of it.
-        needs: The argument without which it has no effect.
-        alone: True if the script uses it too, so that it cannot be one of `settings`.
+        told: Further keys that it decides: their errors name this argument.
+        needs: Argument without which it has no effect.
+        alone: True if the script uses the value itself, so that the key cannot be one of `settings`.
     """
 
     key: str = ""

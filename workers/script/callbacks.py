@@ -235,7 +235,13 @@ class Callback:
 
 @contextmanager
 def named(callback: Callback, method: str, step: int | None = None) -> Iterator[None]:
-    """Return a context that adds a note to each exception: the callback's class, its `method`, and the step."""
+    """Return a context that adds a note to each exception: the callback's class, its method, and the step.
+
+    Args:
+        callback: Callback that is called.
+        method: Name of the called method.
+        step: Step that the call is about; None if it is about none.
+    """
     try:
         yield
     except BaseException as error:

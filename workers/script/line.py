@@ -1,10 +1,5 @@
 """`Line` trains a model in stages from a user's script: a module, a loader, a loop.
 
-    with Line(model, cut=[2], loss=loss, optimizer=partial(SGD, lr=0.1), microbatches=8) as line:
-        for x, y in loader:
-            loss = line.step(x, y)
-    model.load_state_dict(line.state_dict())
-
 This file has the script's view. A `ScriptRun` carries the calls out, in this process or in others.
 """
 
@@ -45,44 +40,54 @@ class Line(AbstractContextManager["Line"]):
     Args:
         model: An `nn.Sequential`, a model of a known family or `Layers`; a list with one module for each stage; or a
             function that returns one of these.
-        loss: Function of (outputs, targets); a mean over rows.
+        loss: Function of (outputs, targets) that returns a 0-dimensional tensor, the mean over rows.
         optimizer: Function that makes an optimizer from a stage's parameters, such as `partial(SGD, lr=0.1)`.
-        lr_scheduler: Function that makes a scheduler from an optimizer. It advances every `lr_every` steps.
-        clip_norm: Largest norm of the gradients over all stages; before the update, larger ones are scaled down to it.
-        ema_decay: Decay of an exponential moving average of the weights, as torch's `AveragedModel` keeps it. Methods
-            read the averages with `ema=True`.
-        groups: Optimizer settings for parameters whose names match patterns: {"match": ["*.bias"], "weight_decay":
-            0.0}.
-        cut: Numbers or names of the layers that stages 1, 2, ... begin with. Excludes `stages`, the number of stages.
-        placement: Stages of each worker; by default each worker has one stage.
-        schedule: Name from `schedule_names()`, or a function that lists the actions. `window` (one number for each
-            stage) goes with "window", and optionally with "zb-h1".
-        microbatches: Number of microbatches that each batch is split into; `accumulate` is the number of batches a
-            step.
-        device, autocast, threads: Where and how stages compute; with `autocast` = "bf16", forwards and the loss run
-            under torch.autocast.
-        recompute: "stage", "layers" (one by one), or patterns of layers' and modules' names: their forward runs again
-            during the backward instead of keeping activations.
-        metrics: Functions of (outputs, targets), means over rows, which `evaluate` returns.
+        lr_scheduler: Function that makes a scheduler from an optimizer; None for none.
+        lr_every: Number of steps after which the scheduler advances.
+        clip_norm: Largest norm of the gradients over all stages; larger ones are scaled down to it before the update.
+        ema_decay: Decay of an exponential moving average of the weights, as in torch's `AveragedModel`. Methods read
+            the averages with `ema=True`.
+        groups: Optimizer settings of parameters by patterns of names: {"match": ["*.bias"], "weight_decay": 0.0}.
+        cut: Numbers or names of the layers that stages 1, 2, ... begin with.
+        stages: Number of stages, instead of `cut`.
+        placement: Stages of each worker, such as [[0, 2], [1, 3]]; None for one worker for each stage.
+        schedule: Name from `schedule_names()`, or a function that lists the actions.
+        microbatches: Number of microbatches that each batch is split into.
+        accumulate: Number of batches per step.
+        window: One number for each stage, for the schedule "window" and optionally for "zb-h1".
+        seed: Seed of the layers' random numbers.
+        device: Device of all stages.
+        autocast: "bf16" computes forwards and the loss under torch.autocast.
+        recompute: "stage", "layers" (one by one), or patterns of names of layers and modules: the backward runs their
+            forward again instead of keeping activations.
+        threads: Number of threads that each worker computes with.
+        metrics: Functions of (outputs, targets), means over rows, which `evaluate` returns by name.
         features: Features, their classes or functions that make them; the outermost first.
         workers: "processes", one for each worker, forked from this one; or "inline", in this thread.
+        name: Name of the run.
+        folder: Folder for the files of runs with processes, in a folder for each run.
+        settings: Other keys of a plan, {"recovery.lease": "30s"}.
         broker: Address at which workers on other machines join, "tcp://0.0.0.0:7000" or "redis://host/0"; then no
             worker is forked.
-        name, folder: Name of the run, and the folder for the files of runs with processes.
-        settings: Other keys of a plan, {"recovery.lease": "30s"}.
         trainable: Patterns (`fnmatch`) of the names of parameters that are trained. All others get
             `requires_grad = False`, also in `model` itself.
         taps: Patterns of the names of layers whose outputs are written to the run's folder, for `read_taps`.
-        weights: File or folder that each worker reads its stages' weights from; a function that makes the model is then
-            called without memory for parameters.
+        weights: File or folder from which each worker reads its stages' weights; a function that makes the model is
+            then called without memory for parameters.
         accept_difference: Train a traced model although its graphs were found to differ from its forward.
-        progress: Draw progress on stderr. None: draw if stderr is a terminal.
+        progress: Draw progress on stderr; None draws if stderr is a terminal.
         resume: Set by `Line.resume`; None begins a run.
 
     Raises:
         ModelRefused, ScheduleRefused, PlanRefused: The arguments cannot work.
         NoSuchRun: The folder to resume cannot be resumed.
         RunFailed: The processes do not start.
+
+    Example:
+        with Line(model, cut=[2], loss=loss, optimizer=partial(SGD, lr=0.1), microbatches=8) as line:
+            for x, y in loader:
+                loss = line.step(x, y)
+        model.load_state_dict(line.state_dict())
     """
 
     @given_as(LineCall)

@@ -188,7 +188,7 @@ def _unimportable(module: ModuleType | None, name: str) -> str:
 
 
 def _unfit(value: "partial[Any]", inner: Named, *, factory: bool) -> str:
-    """Return why a plan cannot say with which arguments `value` calls; "" if it can."""
+    """Return why the arguments of the partial `value` cannot be written into a plan; "" if they can."""
     if value.args:
         return "its partial has arguments without names; write them as name=value"
     if value.keywords and not factory:

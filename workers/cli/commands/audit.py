@@ -1,4 +1,4 @@
-"""`stageline audit`: what a cut gives away of rows and labels."""
+"""`stageline audit`: the information on rows and labels that a cut gives away."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`stageline metrics`: what a run has measured, from the files in its folder."""
+"""`stageline metrics`: the measurements of a run, from the files in its folder."""
 
 import csv
 import io

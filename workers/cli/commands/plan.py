@@ -1,4 +1,4 @@
-"""`stageline plan`: what a plan comes to, before it runs.
+"""`stageline plan`: the estimate of a plan before it runs.
 
 `stageline train` also shows the choices for limits of memory.
 """

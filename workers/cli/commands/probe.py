@@ -1,4 +1,4 @@
-"""`stageline probe`: which layer of a run knows the target?"""
+"""`stageline probe`: linear probes on the layers of a run."""
 
 from functools import partial
 from pathlib import Path

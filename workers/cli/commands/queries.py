@@ -115,7 +115,7 @@ def _ask(
     show_answer: Callable[[Facts], None],
     **arguments: str,
 ) -> None:
-    """Print the answer: as it is with `as_json`, otherwise by `show_answer`, and from when it is."""
+    """Print the answer to a question: as JSON with `as_json`, otherwise by `show_answer`, and its time."""
     facts = answer_about(where, broker, query, **arguments)
     if facts["source"] == "records" and not as_json:
         ago = duration(max(0.0, time() - facts["as_of"]))
@@ -169,7 +169,7 @@ def _chosen(orders: Facts | None) -> list[str]:
 
 
 def _callers(facts: Facts) -> list[Facts]:
-    """Return the row of the script that calls the workers; none of a run without one."""
+    """Return the row of the script that calls the workers; no row for a run without a script."""
     return list(filter(None, [facts.get("script")]))
 
 

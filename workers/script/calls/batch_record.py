@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class FitBegun(msgspec.Struct, frozen=True):
-    """The step at which a call of `Line.fit`, known by its number in the script, began."""
+    """Step at which a call of `Line.fit`, known by its number in the script, began."""
 
     fit: int
     first: int
@@ -75,7 +75,7 @@ class BatchRecord:
             )
 
     def of_fit(self, number: int, position: int) -> DiffersFrom | None:
-        """Return how to compare the batches that fit `number`, which is called at `position`, drops before it.
+        """Return a function that compares the batches that fit `number` drops before `position` with recorded ones.
 
         Returns None if the fit has trained no step yet, or nothing is to be compared.
         """
@@ -90,7 +90,7 @@ class BatchRecord:
         return differs if self._compares and begun < position else None
 
     def note(self, step: int, sums: tuple[int, ...]) -> None:
-        """`step` is trained on the batch whose tensors have these checksums."""
+        """Record the checksums of the tensors of the batch that `step` is trained on."""
         self._kept[step] = sums
         self._write(_line(step, sums))
 

@@ -70,7 +70,15 @@ class CallLog:
 
 
 def messages(call: Call, program: Program, names: WeightNames, run: str, incarnation: int) -> Iterator[Message]:
-    """`call` as each worker gets it: a batch goes only where it is needed, and of the weights its own."""
+    """Yield the messages of a call, one for each worker: a batch goes only where it is needed.
+
+    Args:
+        call: Numbered call.
+        program: Program of the workers.
+        names: Names of the weights that each worker has; of a state to load, it gets only these.
+        run: Id of the run.
+        incarnation: Incarnation of the script.
+    """
     for worker, owned in enumerate(program.schedule.placement):
         addressed = Call(
             call.kind,

@@ -83,7 +83,13 @@ class ScriptProgress(Progress):
         self._activity = Doing(said, computing=(self.since, None))
 
     def awaits(self, said: str, calls: int, wanted: Callable[[float], Wait]) -> None:
-        """Note that the script waits, after `calls` calls, for the reply that `wanted` returns for the present time."""
+        """Note that the script waits for a reply.
+
+        Args:
+            said: Activity in words.
+            calls: Number of calls so far.
+            wanted: Returns the wait for a reply, for the time at which it begins.
+        """
         self.since, self.actions, self.waits = time(), calls, True
         self._activity = Doing(said, (wanted(self.since),))
 
@@ -168,7 +174,15 @@ class Driver:
     ) -> "Future[Replies]":
         """Put the next call and return the future of the workers' replies. Only for the script's thread.
 
-        Raises `RunFailed` if the run is over.
+        Args:
+            kind: Kind of the call.
+            inputs: Inputs of its batch.
+            targets: Targets of its batch.
+            state: Weights to load.
+            ema: Averages stand for the weights.
+
+        Raises:
+            RunFailed: The run is over.
         """
         self.raise_failure()
         call = Call(kind, *_UNNUMBERED, inputs, targets, state, ema)

@@ -97,6 +97,11 @@ def watch_for_close(run: Run, folder: Path, progress: Progress) -> "weakref.fina
     """Return a finalizer that ends `run` when it is forgotten or this process ends, and tells stderr.
 
     Detach it when `run` is closed.
+
+    Args:
+        run: Run that may be left open.
+        folder: Folder of the run.
+        progress: Progress of the script.
     """
     return weakref.finalize(run, _leave, os.getpid(), weakref.ref(run), folder, progress)
 
@@ -134,7 +139,7 @@ class LostWorkers:
         self._finished = 0  # steps, as of the last status
 
     def lines(self, facts: Facts) -> Iterator[str]:
-        """Each loss is told once, once more if its place is empty for long, and once more when it is made good."""
+        """Yield lines about losses: at first, once more if the place is empty for long, and when it is filled again."""
         rows = {(row["index"], row["pid"]): row for row in facts["recovering"]}
         for loss, row in rows.items():
             if loss not in self._told:
@@ -201,10 +206,10 @@ class NewsAlone:
         self._stream = stream
 
     def show(self, text: str, waits: str) -> None:
-        """Show progress, at every look. `waits`: what the run waits for, "" for nothing."""
+        """Show progress; called at every look. `waits` is what the run waits for, "" for nothing."""
 
     def say(self, line: str) -> None:
-        """Write what has happened, once."""
+        """Write a line of news."""
         with suppress(OSError, ValueError):  # it may be closed
             print(f"stageline: {line}", file=self._stream, flush=True)
 

@@ -1,4 +1,4 @@
-"""The launcher of a scripted run: a fork of the script that starts broker and workers, and outlives a killed script.
+"""Launcher of a scripted run: a fork of the script that starts broker and workers, and outlives a killed script.
 
     script ──forks──> launcher ──forks──> template ──forks──> broker, worker 0, worker 1, ..., replacements
       │ <── report ─────┘
@@ -60,7 +60,7 @@ _LOOK = 0.005  # seconds between two looks at what the launcher reports
 
 
 class LaunchStarted(msgspec.Struct, frozen=True, tag=True):
-    """Broker and workers are starting: the broker's address, and the folder for sockets, removed at the end."""
+    """Message at the start: the broker's address, and the folder for sockets, which is removed at the end."""
 
     broker: str
     sockets: str
@@ -158,7 +158,7 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
 
 
 def gpu_obstacle(devices: Iterable[str]) -> str:
-    """Return why a fork cannot compute on `devices`, "" if it can. torch knows, and starts no GPU for that."""
+    """Return why a fork cannot compute on `devices`, "" if it can. torch is asked, and starts no GPU for that."""
     torch = sys.modules.get("torch")
     on_gpu = [device for device in devices if device.startswith("cuda")]
     if torch is None or not on_gpu or not torch.cuda._is_in_bad_fork():
@@ -171,11 +171,11 @@ def gpu_obstacle(devices: Iterable[str]) -> str:
 
 
 class NotStarted(StagelineError):
-    """The processes of a scripted run could not be started."""
+    """Error: the processes of a scripted run could not be started."""
 
 
 class LocalProcesses(AbstractContextManager["LocalProcesses"]):
-    """A launcher and the processes that it has started; made by `start_processes`, of use in the script's process.
+    """Launcher and the processes that it has started, made by `start_processes` for the script's process.
 
     `broker` is the broker's address, `sockets` a folder for sockets of the run, which goes with the launcher; `folder`
     is the run's. Leaving the context ends the run, if it goes on.
@@ -215,7 +215,10 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 
     @property
     def killed(self) -> str:
-        """End of the launcher if it was killed, else empty. Its processes fail for that reason. For any thread."""
+        """Description of the launcher's end if it was killed, else "". Its processes fail for that reason.
+
+        For any thread.
+        """
         outcome = self.poll()
         return "" if outcome is None or self._told is not None else outcome.reason
 
@@ -238,7 +241,12 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self._launcher.send_signal(signal.SIGTERM)
 
     def close(self, stop_timeout: float = STOP_TIMEOUT, kill_timeout: float = KILL_TIMEOUT) -> None:
-        """End the run, if it goes on, and wait for its end: never longer than these times, in seconds."""
+        """End the run, if it goes on, and wait for its end, at most for these times.
+
+        Args:
+            stop_timeout: Seconds for the run to stop.
+            kill_timeout: Seconds for killed processes to end.
+        """
         for seconds in (stop_timeout, kill_timeout):
             if self.poll() is None:
                 self.stop()
@@ -374,7 +382,7 @@ class CannotFork(StagelineError):
 
 
 def demand_forkable() -> None:
-    """Demand a process that can be forked. Raises `CannotFork`."""
+    """Raise `CannotFork` if this process holds a resource that its forks could not use."""
     if reason := _obstacle():
         raise CannotFork(f"the processes of a line are forks of this one, and {reason}. {_WAY_OUT}")
 

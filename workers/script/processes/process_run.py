@@ -1,4 +1,4 @@
-"""A script's run on local processes: its launcher starts broker and workers, and the script joins as their driver.
+"""Script's run on local processes: its launcher starts broker and workers, and the script joins as their driver.
 
 ProcessRun(...)   launcher -> broker's address -> the script's place -> queues -> Driver
 close()           the call STOP -> the workers save their weights -> the run has finished -> the processes end
@@ -164,7 +164,7 @@ class ProcessRun:
         return self._driver.submit(kind, inputs, targets, state, ema=ema)
 
     def close(self) -> None:
-        """End the run well: every call is carried out, the weights are kept. Raises `RunFailed` if that fails."""
+        """End the run: carry out every call and keep the weights. Raises `RunFailed` if that fails."""
         self._open.detach()
         with self._stack:
             last = self._driver.submit(CallKind.STOP)

@@ -293,7 +293,7 @@ class RemoteRun(ProcessRun):
         return self._positions.read(assigned.step)
 
     def _reachable(self, endpoint: str) -> str:
-        """Return the address for others, who find an endpoint at all interfaces where they find the broker."""
+        """Return the address of an endpoint for others; one at all interfaces is found where the broker is."""
         everywhere = EVERY_INTERFACE
         beside = host_of(endpoint) in everywhere and host_of(self._plan.broker.url) in everywhere
         return endpoint if beside else super()._reachable(endpoint)

@@ -119,7 +119,7 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
 
 
 def _keep_batches(before: Path, now: Path) -> None:
-    """Keep the record of batches, with which those of the new run are compared."""
+    """Copy the record of batches to the new run, whose batches are compared with it."""
     if (before / BATCHES).exists() and not (now / BATCHES).exists():
         shutil.copyfile(before / BATCHES, now / BATCHES)
 
