@@ -49,7 +49,7 @@ _WEIGHTS_OF_RUN = {  # the files of a finished run, and why there may be none
 
 
 class NotSaved(StagelineError):
-    """Error: a checkpoint could not be saved; nothing is left of it, and the run goes on."""
+    """Error: a checkpoint could not be saved; nothing is left of it, and the run continues."""
 
 
 class SavedRun(msgspec.Struct, frozen=True):

@@ -78,7 +78,7 @@ class StalledSteps:
         self._told: set[tuple[str, object]] = set()  # causes, with the worker that is to blame
 
     def lines(self, facts: Facts) -> Iterator[str]:
-        """Yield each cause once until a step is finished, and then a line that the run goes on."""
+        """Yield each cause once until a step is finished, and then a line that the run continues."""
         now, finished = monotonic(), facts["finished_floor"]
         faulty = facts.get("fault") or any(row.get("fault") or row.get("trouble") for row in facts["workers"])
         if facts["phase"] != "running" or facts["recovering"] or faulty:

@@ -53,9 +53,9 @@ class BackgroundWriter:
 
         Args:
             name: Name of the thread.
-            limit: Largest total size of the jobs that wait under one key.
+            limit: Total size of the jobs that wait under one key from which on the key has no room.
             failed: Called from the thread with the error that ends the writing.
-            note: Called with a fault that may pass, and with None when it has passed.
+            note: Called with a fault that may pass, and with None when it has passed or ended the writing.
             patience: Without it, a fault ends the writing once a job has to wait for room.
         """
         self.failure: Exception | None = None

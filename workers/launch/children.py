@@ -230,7 +230,7 @@ class Hangs:
         return ", ".join(part for part in (self._why.get(process.pid, ""), f"in {line}" if line else "") if part)
 
     def where(self, facts: Facts) -> dict[str, str]:
-        """Return the places of workers that were lost and go on, by name: "in forward (model.py, line 12)"."""
+        """Return the places of lost workers that still run, by name: "in forward (model.py, line 12)"."""
         rows = on_this_machine(facts.get("workers", ()))
         lost = {row["pid"] for row in rows if row.get("standing") == "lost"}
         workers = self._children.workers.items()

@@ -145,7 +145,7 @@ def prepare_launch(
 
 
 def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callable[[str], None]) -> str:
-    """Return the id of the run that goes on: `run`, or a run of its own if `plan` lays the work out differently."""
+    """Return the id of the run to continue: `run`, or a run of its own if `plan` lays the work out differently."""
     if not runs.differences_from(plan, runs.folder(plan, run)):
         return run
     from stageline.workers.checkpoint.recut import continued, needs_recut  # load torch

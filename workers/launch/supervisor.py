@@ -80,7 +80,7 @@ class Supervisor:
         self._script = children.local.script  # until its end is reported
 
     def poll(self, signals: int, on_status: Callable[[Facts], None]) -> LaunchOutcome | None:
-        """Act on the present state, after `signals` signals; return the outcome of the run, None while it goes on."""
+        """Act on the present state, after `signals` signals; return the outcome of the run, None if it is not over."""
         facts = self._look()
         if facts:
             on_status(facts)

@@ -179,7 +179,7 @@ def _written(value: float | None) -> Value:
 
 
 class MetricsTail:
-    """Reader of a run's metrics while it goes on."""
+    """Reader of a run's metrics while it is under way."""
 
     def __init__(self, folder: Path) -> None:
         """Read the metrics in the run's `folder` from the beginning."""

@@ -204,7 +204,7 @@ def _open_store(folder: Path, address: str) -> Store:
 
 
 class RecutNote(msgspec.Struct, frozen=True):
-    """Run, and number of its steps, that a run in another layout goes on from."""
+    """Earlier run, and number of its steps, that a run in another layout continues."""
 
     run: str
     step: int
@@ -231,7 +231,7 @@ def recut_id(run: str, step: int, plan: Plan) -> str:
 
 
 def earlier_run(plan: Plan, run: str) -> EarlierRun | None:
-    """Return the run that `run` goes on from; None if there is none, or if `run` repeats one from step 0.
+    """Return the run that `run` continues; None if there is none, or if `run` repeats one from step 0.
 
     A broker's machine may have no note.
     """

@@ -177,8 +177,8 @@ class NotStarted(StagelineError):
 class LocalProcesses(AbstractContextManager["LocalProcesses"]):
     """Launcher and the processes that it has started, made by `start_processes` for the script's process.
 
-    `broker` is the broker's address, `sockets` a folder for sockets of the run, which goes with the launcher; `folder`
-    is the run's. Leaving the context ends the run, if it goes on.
+    `broker` is the broker's address, `sockets` a folder for sockets of the run, removed with the launcher; `folder` is
+    the run's. Leaving the context ends the run, if it is not over.
     """
 
     def __init__(self, launcher: Fork, report: LauncherReport, lifeline: LifelineOwner, folder: Path) -> None:
@@ -195,7 +195,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self._polling = threading.RLock()  # the script's thread and the control thread both look
 
     def __exit__(self, *_: object) -> None:
-        """End the run if it goes on."""
+        """End the run if it is not over."""
         self.close()
 
     @property
@@ -241,7 +241,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         self._launcher.send_signal(signal.SIGTERM)
 
     def close(self, stop_timeout: float = STOP_TIMEOUT, kill_timeout: float = KILL_TIMEOUT) -> None:
-        """End the run, if it goes on, and wait for its end, at most for these times.
+        """End the run, if it is not over, and wait for its end, at most for these times.
 
         Args:
             stop_timeout: Seconds for the run to stop.

@@ -216,7 +216,18 @@ class RemoteRun(ProcessRun):
         *,
         ema: bool = False,
     ) -> "Future[Replies]":
-        """Send a call to the workers, and note the position of a training step; see `ProcessRun.submit`."""
+        """Send a call to the workers, and note the position after a training step; return the future of their replies.
+
+        Args:
+            kind: Kind of the call.
+            inputs: Inputs of its batch. Tensors must not be written to afterwards.
+            targets: Targets of its batch; must not be written to either.
+            state: Weights to load.
+            ema: Averages stand for the weights.
+
+        Raises:
+            RunFailed: The run is over.
+        """
         if kind is CallKind.TRAIN:
             self._positions.note(self._driver.position.after(kind))
         return super().submit(kind, inputs, targets, state, ema=ema)
@@ -240,7 +251,13 @@ class RemoteRun(ProcessRun):
         return dict(self._weights[ema])
 
     def abort(self, reason: str, *, knows_failure: bool = False, interrupted: bool = False) -> None:
-        """Write the positions, and end the run as it is; see `ProcessRun.abort`."""
+        """Write the positions, and end the run as it is; saved files stay, and stderr is told.
+
+        Args:
+            reason: Reason for the broker and the message.
+            knows_failure: The script knows why the run failed.
+            interrupted: Ctrl-C ended the run.
+        """
         try:
             self._positions.keep()
         finally:
