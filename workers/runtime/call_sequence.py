@@ -221,6 +221,7 @@ class QueuedCallSource(CallSource):
             program, parts.worker, parts.executor, Position(parts.start), parts.keep, parts.save
         )
         self._evaluation = [queue.name for queue in program.outbound(parts.worker) if queue.per is Per.EVALUATED]
+        self.begin_at(Position(parts.start))  # no reply has arrived: snapshots wait for the first one
 
     @property
     def over(self) -> bool:
