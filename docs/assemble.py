@@ -24,8 +24,9 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
 }
-COPIED = (".md", ".svg", ".json")
+COPIED = (".md", ".svg", ".json", ".css")
 FETCHED = re.compile(r'<script src="https?://[^"]*"[^>]*></script>')
+LINE_ANCHOR = re.compile(r'<a id="__codelineno-[^"]*"[^>]*></a>')  # links without a name, before each line of code
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 
@@ -73,12 +74,13 @@ def assemble(folder: Path) -> None:
 
 
 def finish(site: Path) -> None:
-    """Remove scripts that the pages of a built site would fetch over the network.
+    """Remove what pages of a built site would fetch over the network, and links without a name.
 
-    The site's generator adds one for browsers whose web workers cannot read local files.
+    The site's generator adds a script for browsers whose web workers cannot read local files.
     """
     for page in site.rglob("*.html"):
-        page.write_text(FETCHED.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
+        text = LINE_ANCHOR.sub("", FETCHED.sub("", page.read_text(encoding="utf-8")))
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
