@@ -34,7 +34,7 @@ def test_a_model_with_a_forward_of_its_own_is_refused():
 
 def test_a_model_of_an_unknown_class_is_refused_with_the_families_and_the_way_out():
     with pytest.raises(
-        ModelRefused, match=r"is a Bilinear; .*GPT2LMHeadModel, .*ResNet.*stageline.Layers.*docs/models"
+        ModelRefused, match=r"is a Bilinear; .*GPT2LMHeadModel, .*ResNet.*stageline.Layers.*docs/guides/models"
     ):
         cut_model(nn.Bilinear(2, 2, 2))
 
