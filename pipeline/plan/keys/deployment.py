@@ -33,7 +33,7 @@ _MOST_THREADS = 1024  # a typing error shall not make a billion
 
 
 class QueuesPlan(Section):
-    """What carries the messages, and how many bytes of them a producer retains."""
+    """Transport of the messages, and the bytes of them that a producer retains."""
 
     url: Annotated[str, address(addresses.queue_schemes())] = Field(
         default="shm://" if sys.platform == "linux" else "ipc://",
@@ -84,7 +84,7 @@ class QueuesPlan(Section):
 
 
 class RecoveryPlan(Section):
-    """How the loss of a worker is noticed and repaired."""
+    """Settings by which the loss of a worker is noticed and repaired."""
 
     lease: Seconds = Field(
         default=10.0,
@@ -138,7 +138,7 @@ class RecoveryPlan(Section):
 
 
 class BrokerPlan(Section):
-    """Where workers and commands find the broker, and where it keeps its records."""
+    """Address of the broker, and the place of its records."""
 
     url: Annotated[str, address(addresses.broker_schemes())] = Field(
         default="tcp://127.0.0.1:5600",
@@ -159,7 +159,7 @@ class BrokerPlan(Section):
 
 
 class WorkerPlan(Section):
-    """One worker: the stages it owns, the device they live on, the threads it computes with."""
+    """A worker: its stages, their device, and the threads that it computes with."""
 
     stages: Annotated[
         tuple[Annotated[int, whole(0, MOST_STAGES - 1)], ...],

@@ -214,7 +214,7 @@ class SchedulePlan(Section):
 
 
 class MemoryPlan(Section):
-    """How much workers may take; or what stages do not keep in memory while they do not use it."""
+    """Limits of workers' memory, and the parts of stages that are not kept in memory while unused."""
 
     limit: Unset[Size] = Field(
         default=None,

@@ -69,7 +69,7 @@ class RunPlan(Section):
 
 
 class ModelPlan(Section):
-    """What is trained and where it is cut. `stages` is None until the model is loaded, if only the model can tell."""
+    """The model and its cut. `stages` is None until the model is loaded, if only the model can tell."""
 
     factory: Reference = Field(
         description="Is called with `options` and returns the model; or a list of modules: the stages.",

@@ -326,7 +326,7 @@ class Driver:
         opened.replies[queue.producer] = reply.payload
         if not opened.missing:
             call = self._open.popleft().call
-            for worker in self._owners if call.kind.runs_forward_only else ():  # not needed again, whoever is lost
+            for worker in self._owners if call.kind.runs_forward_only else ():  # a replacement needs none
                 self._outbound[f"call-{worker}"].empty(call.number, settled_call(call, opened.replies[worker]))
             self._replied.append(opened)
         self._untold = True
