@@ -125,7 +125,9 @@ class WholeRun:
 
     def _client(self) -> Client:
         broker = runs.read_broker_url(self.folder)
-        assert broker is not None
+        if broker is None:
+            self._thread.join()
+            raise AssertionError(f"the run has ended: {self._outcome}")
         return Client(broker, lambda: runs.read_control_secret(self.folder))
 
     def _train(self, fork_server: ForkServer, plan: Path, sets: tuple[str, ...], options: dict[str, Any]) -> None:

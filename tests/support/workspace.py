@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -107,7 +108,7 @@ class Workspace:
             for stream in (command.stdout, command.stderr):
                 if stream is not None:
                     stream.close()
-        files = [str(path) for path in self.temporary.rglob("*") if not path.is_dir()]
+        files = [str(path) for path in self.temporary.rglob("*") if not path.is_dir() and not _is_probe(path)]
         shutil.rmtree(self.temporary)
         if kind is None:
             assert not left, f"still running: {left}"
@@ -185,6 +186,11 @@ class Workspace:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+
+def _is_probe(path: Path) -> bool:
+    """Return True if `path` is how `tempfile` tries out a folder: a process interrupted meanwhile leaves it behind."""
+    return path.is_file() and path.read_bytes() in (b"", b"blat") and re.fullmatch(r"[a-z0-9_]{8}", path.name) is not None
 
 
 def until(stream: Iterable[str], text: str) -> str:
