@@ -1,6 +1,7 @@
 """The plan as a value: what is trained, how it is cut and scheduled, and which worker owns which stage."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -116,7 +117,7 @@ class Plan(PlanTables):
             ScheduleRefused: The schedule cannot run on the plan's workers.
         """
         choice = self.schedule
-        return make_schedule(
+        made = make_schedule(
             choice.begins_with,
             self.placement,
             choice.in_step,
@@ -127,6 +128,7 @@ class Plan(PlanTables):
             first_trainable=first_trainable,
             shares=self.shares,
         )
+        return replace(made, name=choice.name) if choice.is_function else made
 
     def with_cut(self, cut: Sequence[int]) -> "Plan":
         """Return the plan, cut before the layers with the numbers `cut` into as many stages as the plan has."""
