@@ -22,10 +22,9 @@ stands with the one who sends:
 A stage's layers are seeded one by one, so noise is the same wherever the model is cut, and in a run that is repeated.
 """
 
-from collections.abc import Callable, Iterable
-from copy import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -174,15 +173,41 @@ def _positive(name: str, value: float) -> float:
 LOSSLESS = CutCodecs()
 
 
+class _Whole(NamedTuple):
+    """Model of a plan that has one stage, with the loss."""
+
+    plan: Plan
+    layers: Sequence[nn.Module]
+    names: Sequence[str]
+    loss: Callable[[Tree, Tree], Tensor]
+
+
 class AuditedModel:
     """Model of a plan that has one stage, as the factory makes it, cut at a place of choice.
 
     An error that the model's code raises becomes `ModelRefused`.
     """
 
-    cut, layer, _what = 0, "", "the audit"
+    def __init__(
+        self, whole: _Whole, cut: int = 0, defence: nn.Module | None = None, codecs: CutCodecs = LOSSLESS
+    ) -> None:
+        """Cut a model.
 
-    def __init__(self, plan: Plan) -> None:
+        Args:
+            whole: Model with its plan and loss.
+            cut: Number of the layer after the cut; 0 for no cut.
+            defence: Layer that changes what crosses the cut; None for none.
+            codecs: Codecs of what crosses the cut.
+        """
+        self._whole = whole
+        self._plan, self._layers, self._names, self._loss = whole
+        self.cut, self.codecs = cut, codecs
+        self.layer = self._names[cut - 1] if cut else ""
+        self._what = f"the audit of cut {cut}, after layer {self.layer}," if cut else "the audit"
+        self.defence = nn.Identity() if defence is None else defence
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
         """Make the model of `plan`, without a cut.
 
         Raises:
@@ -190,9 +215,7 @@ class AuditedModel:
         """
         (part,) = build_segments(plan)
         part.load()
-        self._plan, self._layers, self._names, self._loss = plan, part.layers, part.names, loss_of(plan)
-        self.defence: nn.Module = nn.Identity()
-        self.codecs = LOSSLESS
+        return cls(_Whole(plan, part.layers, part.names, loss_of(plan)))
 
     @property
     def layers(self) -> int:
@@ -207,11 +230,7 @@ class AuditedModel:
             defence: Layer that changes what crosses the cut; None for none.
             codecs: Codecs of what crosses the cut.
         """
-        found = copy(self)
-        found.cut, found.layer, found.codecs = layer, self._names[layer - 1], codecs
-        found._what = f"the audit of cut {layer}, after layer {found.layer},"
-        found.defence = nn.Identity() if defence is None else defence
-        return found
+        return type(self)(self._whole, layer, defence, codecs)
 
     def features(self, inputs: Tree) -> Tensor:
         """Return what crosses the cut for `inputs`: float32 [rows, features]."""
