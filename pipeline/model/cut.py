@@ -15,8 +15,8 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
 from .edges import EACH_LAYER, Cut, edges_of, layers_of
-from .families.known import stored_names_of
-from .families.layers import Layers
+from .layered.families import stored_names_of
+from .layered.layers import Layers
 from .load import base_folder, factory_of
 from .patterns import train_only
 from .segment import Segment

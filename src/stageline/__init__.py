@@ -20,9 +20,9 @@ if TYPE_CHECKING:
         StagelineError,
     )
     from stageline.pipeline.feature import Feature, FeatureFailed, FeatureRefused
-    from stageline.pipeline.model.families.layers import Layer, Layers
+    from stageline.pipeline.model.layered.layers import Layer, Layers
+    from stageline.pipeline.model.layered.traced_layers import traced
     from stageline.pipeline.model.own_schedule import read_plan
-    from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanError, PlanRefused
     from stageline.pipeline.program import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stageline.workers.extras.drawing import draw_svg, draw_text
     from stageline.workers.extras.exchange.load import load
     from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
-    from stageline.workers.extras.taps.reading import (
+    from stageline.workers.extras.recording.reading import (
         NoTaps,
         TappedLayer,
         TappedMicrobatch,
@@ -134,12 +134,12 @@ _MODULES = {  # where each name is defined
         "StagelineError",
     ),
     "stageline.pipeline.feature": ("Feature", "FeatureFailed", "FeatureRefused"),
-    "stageline.pipeline.model.families.layers": (
+    "stageline.pipeline.model.layered.layers": (
         "Layer",
         "Layers",
     ),
     "stageline.pipeline.model.own_schedule": ("read_plan",),
-    "stageline.pipeline.model.traced.traced_layers": ("traced",),
+    "stageline.pipeline.model.layered.traced_layers": ("traced",),
     "stageline.pipeline.plan": ("Plan", "PlanError", "PlanRefused"),
     "stageline.pipeline.schedule": (
         "Schedule",
@@ -172,7 +172,7 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.workers.extras.exchange.load": ("load",),
     "stageline.workers.extras.exchange.stored_weights": ("WeightsUnusable",),
-    "stageline.workers.extras.taps.reading": (
+    "stageline.workers.extras.recording.reading": (
         "NoTaps",
         "TappedLayer",
         "TappedMicrobatch",

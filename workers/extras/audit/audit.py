@@ -236,7 +236,7 @@ def _trained(
     Without defence and codec, the place of the cut changes nothing of what the model learns. Then it is trained once
     for all cuts.
     """
-    plain = AuditedModel(whole)
+    plain = AuditedModel.of(whole)
     if not plan.queues.lossy:
         plain.train(source, choice.steps)
     for cut, codecs in codecs_at(plan, _cuts(choice, plain.layers)).items():
@@ -244,7 +244,7 @@ def _trained(
             if defence is None and not plan.queues.lossy:
                 yield plain.cut_before(cut), name
             else:
-                model = AuditedModel(whole).cut_before(cut, defence, codecs)
+                model = AuditedModel.of(whole).cut_before(cut, defence, codecs)
                 model.train(source, choice.steps)
                 yield model, name
 
@@ -259,7 +259,7 @@ def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) ->
     """Return defences by name; the first is none. Norms are measured before the training."""
     if not choice.defended:
         return [("none", None)]
-    norm = choice.clip * float(AuditedModel(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
+    norm = choice.clip * float(AuditedModel.of(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
     return [
         ("none", None),
         (f"noise {choice.noise:g}", AddNoise(choice.noise)),

@@ -5,9 +5,8 @@
 Unsplit it computes what the split model would, with one microbatch in a batch, and with no codec at other cuts.
 """
 
-from collections.abc import Callable
-from copy import copy
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +25,41 @@ from .crossing import CutCodecs, EqualNormGradients
 LOSSLESS = CutCodecs()
 
 
+class _Whole(NamedTuple):
+    """Model of a plan that has one stage, with the loss."""
+
+    plan: Plan
+    layers: Sequence[nn.Module]
+    names: Sequence[str]
+    loss: Callable[[Tree, Tree], Tensor]
+
+
 class AuditedModel:
     """Model of a plan that has one stage, as the factory makes it, cut at a place of choice.
 
     An error that the model's code raises becomes `ModelRefused`.
     """
 
-    cut, layer, _what = 0, "", "the audit"
+    def __init__(
+        self, whole: _Whole, cut: int = 0, defence: nn.Module | None = None, codecs: CutCodecs = LOSSLESS
+    ) -> None:
+        """Cut a model.
 
-    def __init__(self, plan: Plan) -> None:
+        Args:
+            whole: Model with its plan and loss.
+            cut: Number of the layer after the cut; 0 for no cut.
+            defence: Layer that changes what crosses the cut; None for none.
+            codecs: Codecs of what crosses the cut.
+        """
+        self._whole = whole
+        self._plan, self._layers, self._names, self._loss = whole
+        self.cut, self.codecs = cut, codecs
+        self.layer = self._names[cut - 1] if cut else ""
+        self._what = f"the audit of cut {cut}, after layer {self.layer}," if cut else "the audit"
+        self.defence = nn.Identity() if defence is None else defence
+
+    @classmethod
+    def of(cls, plan: Plan) -> Self:
         """Make the model of `plan`, without a cut.
 
         Raises:
@@ -42,9 +67,7 @@ class AuditedModel:
         """
         (part,) = build_segments(plan)
         part.load()
-        self._plan, self._layers, self._names, self._loss = plan, part.layers, part.names, loss_of(plan)
-        self.defence: nn.Module = nn.Identity()
-        self.codecs = LOSSLESS
+        return cls(_Whole(plan, part.layers, part.names, loss_of(plan)))
 
     @property
     def layers(self) -> int:
@@ -59,11 +82,7 @@ class AuditedModel:
             defence: Layer that changes what crosses the cut; None for none.
             codecs: Codecs of what crosses the cut.
         """
-        found = copy(self)
-        found.cut, found.layer, found.codecs = layer, self._names[layer - 1], codecs
-        found._what = f"the audit of cut {layer}, after layer {found.layer},"
-        found.defence = nn.Identity() if defence is None else defence
-        return found
+        return type(self)(self._whole, layer, defence, codecs)
 
     def features(self, inputs: Tree) -> Tensor:
         """Return what crosses the cut for `inputs`: float32 [rows, features]."""

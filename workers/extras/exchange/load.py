@@ -25,7 +25,7 @@ import torch
 from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import build_segments, cut_model
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.load import factory_of, references_of
 from stageline.pipeline.model.object_names import is_of_script
 from stageline.pipeline.model.patterns import groups_of

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from stageline.workers.extras.taps.linear_probe import Pool, features_of, pooled
-from stageline.workers.extras.taps.reading import Activations, TappedMicrobatch, TapsUnusable
+from stageline.workers.extras.recording.linear_probe import Pool, features_of, pooled
+from stageline.workers.extras.recording.reading import Activations, TappedMicrobatch, TapsUnusable
 
 X = torch.arange(2 * 3 * 4 * 5, dtype=torch.float64).reshape(2, 3, 4, 5)
 

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 from stageline.broker.codec.message import Message
 from stageline.pipeline.plan import Plan, read_plan
 from stageline.pipeline.retry import ResourceFault
-from stageline.workers.extras.replay.recorder import RecordWriter
-from stageline.workers.extras.replay.records import Direction, RecordDirectory, read_entries
+from stageline.workers.extras.recording.recorder import RecordWriter
+from stageline.workers.extras.recording.records import Direction, RecordDirectory, read_entries
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import torch
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.body import evaluating
@@ -37,8 +37,8 @@ from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
 from .export import COMPUTED, Example, Forward, traced_forward
-from .layer import TracedFunction, TracedPiece, TwoModes, Values
 from .pieces import outer_calls, pieces_of
+from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
 
 _Hooks = Sequence[tuple[str, object]]  # each with its title
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from stageline.workers.extras.taps.linear_probe import Pool
-from stageline.workers.extras.taps.probe import ProbeChoice, ProbeRefused, probe
-from stageline.workers.extras.taps.reading import Activations, NoTaps, TappedMicrobatch, Taps, TapsUnusable
+from stageline.workers.extras.recording.linear_probe import Pool
+from stageline.workers.extras.recording.probe import ProbeChoice, ProbeRefused, probe
+from stageline.workers.extras.recording.reading import Activations, NoTaps, TappedMicrobatch, Taps, TapsUnusable
 
 COUNT = 200
 

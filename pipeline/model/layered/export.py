@@ -220,6 +220,10 @@ class _Record:
         self.calls: list[str] = []
         self.output: Tree = None
 
+    def end(self, output: Tree) -> None:
+        """Record the output, with `COMPUTED` in the place of each computed leaf."""
+        self.output = map_leaves(lambda leaf: COMPUTED if isinstance(leaf, _COMPUTED) else leaf, output)
+
 
 class _Called(torch.nn.Module):
     """A model as a function of the example's tensors, which returns the computed leaves of the model's output."""
@@ -234,7 +238,7 @@ class _Called(torch.nn.Module):
         """Call the model, record its output, and return the computed leaves."""
         self.record.calls.clear()  # torch.export may call more than once
         output = plain_output(self.example.call(self.model, given))
-        self.record.output = map_leaves(lambda leaf: COMPUTED if isinstance(leaf, _COMPUTED) else leaf, output)
+        self.record.end(output)
         return tuple(leaf for _, leaf in leaves(output) if isinstance(leaf, _COMPUTED))
 
 

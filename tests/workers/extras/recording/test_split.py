@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.workers.extras.taps.linear_probe import distinct, split_rows
+from stageline.workers.extras.recording.linear_probe import distinct, split_rows
 
 
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=60))

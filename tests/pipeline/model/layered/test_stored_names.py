@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.pipeline.model.families.known import BERT, GPT2, LLAMA, RESNET, VIT
+from stageline.pipeline.model.layered.families import BERT, GPT2, LLAMA, RESNET, VIT
 
 
 @pytest.mark.parametrize(

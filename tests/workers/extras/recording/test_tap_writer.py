@@ -14,8 +14,8 @@ from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.schedule import Action, Kind
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import read_tensors, write_tensors
-from stageline.workers.extras.taps import tap_writer
-from stageline.workers.extras.taps.tap_writer import KEY, TapFailed, TapWriter
+from stageline.workers.extras.recording import tap_writer
+from stageline.workers.extras.recording.tap_writer import KEY, TapFailed, TapWriter
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.progress import Progress
 from support.workspace import Workspace

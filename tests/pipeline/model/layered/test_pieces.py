@@ -1,6 +1,6 @@
 """What travels between the pieces of a forward; test_traced_layers.py splits whole models."""
 
-from stageline.pipeline.model.traced.pieces import travelling
+from stageline.pipeline.model.layered.pieces import travelling
 
 
 def test_what_a_later_piece_needs_passes_through_those_between():

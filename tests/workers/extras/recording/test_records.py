@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from stageline.broker.codec.message import Message, encode, fingerprint, read_header
-from stageline.workers.extras.replay.records import Direction, RecordDamaged, read_entries, write_entry
+from stageline.workers.extras.recording.records import Direction, RecordDamaged, read_entries, write_entry
 
 
 def message(microbatch: int) -> Message:

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from stageline import DataError, Line, ModelRefused, traced
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from support.whole_models import ADAM, WholeModel, mean_loss, train_whole
 
 pytestmark = pytest.mark.usefixtures("one_thread")

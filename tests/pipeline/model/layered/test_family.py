@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.model.families.layers import taken
+from stageline.pipeline.model.layered.layers import taken
 from support.resnet import ResNet, resnet18
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.fx import GraphModule
 from torch.fx.node import map_aggregate
 
-from stageline.pipeline.model.families.layers import Layer
+from stageline.pipeline.model.layered.layers import Layer
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer
 from stageline.pipeline.tree import Tree
 

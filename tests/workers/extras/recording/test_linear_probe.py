@@ -3,7 +3,13 @@
 import torch
 from torch import Tensor
 
-from stageline.workers.extras.taps.linear_probe import PENALTIES, ProbeRows, probe_classes, probe_numbers, split_rows
+from stageline.workers.extras.recording.linear_probe import (
+    PENALTIES,
+    ProbeRows,
+    probe_classes,
+    probe_numbers,
+    split_rows,
+)
 
 ROWS = 400
 

@@ -21,7 +21,7 @@ from torch.fx.passes.split_module import split_module
 from stageline.pipeline.code_lines import CodeLine, users_line
 
 from .export import Forward
-from .layer import TracedPiece
+from .traced_layer import TracedPiece
 
 Value = TypeVar("Value")
 

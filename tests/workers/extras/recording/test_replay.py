@@ -3,8 +3,8 @@
 import pytest
 
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.extras.replay.records import Reason
-from stageline.workers.extras.replay.replay import Replayed, ReplayOutcome, ReplayTarget
+from stageline.workers.extras.recording.records import Reason
+from stageline.workers.extras.recording.replay import Replayed, ReplayOutcome, ReplayTarget
 from stageline.workers.runtime.losses import ComputeFailed
 from support.programs import calls_of
 
