@@ -167,7 +167,8 @@ def load(
     """Return the unsplit model of a run, in evaluation mode, on the CPU.
 
     The weights are those that the run ended with, or those of its newest complete checkpoint. Parameters are trained or
-    frozen as the plan says.
+    frozen as the plan says. Names, shapes and dtypes are compared before anything is set, and checksums after. Random
+    numbers of this process are as before.
 
     Args:
         run: Folder of the run.
