@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.feature import Feature
-from stageline.pipeline.model.patterns import groups_of
+from stageline.pipeline.model.plan_stage import groups_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
