@@ -12,9 +12,8 @@ from itertools import chain
 from stageline.pipeline.schedule import Action, Kind
 
 from .base import compile_program
-from .instruction import Op
+from .operations import Op, Per, Queue
 from .program import Pass, Program
-from .queue import Per, Queue
 
 _QUEUE = re.compile(r"[a-z]{1,16}-\d+(\.\d+)?(-from-\d+(\.\d+)?)?")
 _OTHERWISE = "call a queue by what it carries, with a word that no other has, as gradnorms-0"

@@ -14,9 +14,8 @@ from functools import reduce
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.replicas import Replicas
 
-from .instruction import Op
+from .operations import Op, Per, Queue, in_order
 from .program import OpLists, Pass, Program, StepLists
-from .queue import Per, Queue, in_order
 
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT)
 
