@@ -21,7 +21,8 @@ the time. Each names the parts that it reads and writes. The messages that they 
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -324,6 +325,15 @@ class RunState:
     def learn_steps(self, told: int | None) -> None:
         """Take the number of training steps that a worker reports; None changes nothing."""
         self.told_steps = self.told_steps if told is None else told
+
+    @contextmanager
+    def without_records(self, fault: str) -> Iterator[None]:
+        """Answer queries with `fault`, the reason why the broker waits for its records."""
+        self.fault = fault
+        try:
+            yield
+        finally:
+            self.fault = ""
 
     def learn_end(self, outcome: RunOutcome | None, steps: int | None) -> None:
         """Take the run's `outcome` and number of `steps` from what its folder records."""

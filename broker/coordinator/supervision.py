@@ -19,10 +19,10 @@ Reads `config`, `ledger`, `checkpoints`. Writes `registry` and its members, `rep
 """
 
 from stageline.broker.control.messages import Exited, Failed, Goodbye, StopRun
-from stageline.broker.diagnosis.explain import Diagnosis, diagnose, failure_report, how_lost
-from stageline.broker.diagnosis.wait_graph import ClusterState, Vacancy
+from stageline.broker.ledger.explain import Diagnosis, diagnose, failure_report, how_lost
 from stageline.broker.ledger.losses import PARTING, Replacement, WorkerLoss, describe_exit, losses
 from stageline.broker.ledger.member import Member, MemberStatus, worker_label
+from stageline.broker.ledger.wait_graph import ClusterState, Vacancy
 from stageline.pipeline.errors import ExitCode, failure_code
 
 from . import records

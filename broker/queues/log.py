@@ -65,6 +65,14 @@ class RetentionBudget:
         """Return True if memory has no room for `size` more bytes."""
         return self.used + size > self.memory
 
+    def take(self, size: int) -> None:
+        """Count `size` more bytes in memory."""
+        self.used += size
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less in memory."""
+        self.used -= size
+
 
 class Seal:
     """Detector of writes to a tensor after it was put: then its retained bytes are not what was sent.
@@ -250,11 +258,10 @@ class Log:
     def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
         size = sum(map(len, frames))
         kept = _RetainedMessage(size, now, frames, Seal(message.payload))
-        budget = self._budget
-        if budget.used + size > budget.memory:
+        if self._budget.lacks(size):
             self._make_room(number, kept)
         if kept.slot is None:
-            budget.used += size
+            self._budget.take(size)
         self._kept[number] = kept
         self.end = number + 1
         self.bytes += size
@@ -279,7 +286,7 @@ class Log:
             oldest = self._kept[self._in_memory]
             if oldest.slot is None:  # one too large for memory went to the disk at once
                 self._spill(self._in_memory, oldest)
-                self._budget.used -= oldest.size
+                self._budget.give_back(oldest.size)
             self._in_memory += 1
         if self._budget.lacks(new.size):
             self._spill(number, new)
@@ -300,7 +307,7 @@ class Log:
         self._release(number)
         size = sum(map(len, frames))
         self._kept[number] = _RetainedMessage(size, since, frames, None)
-        self._budget.used += size
+        self._budget.take(size)
         self._in_memory = min(self._in_memory, number)
         self.bytes += size
 
@@ -315,7 +322,7 @@ class Log:
             raise self._overwritten(number)
         self.bytes -= kept.size
         if kept.slot is None:
-            self._budget.used -= kept.size
+            self._budget.give_back(kept.size)
         else:
             self._budget.spill.forget(kept.slot)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.extras.replay.records import NotRecorded, RecordDirectory
-from stageline.workers.extras.replay.replay import ReplayTarget, replay
+from stageline.workers.extras.recording.records import NotRecorded, RecordDirectory
+from stageline.workers.extras.recording.replay import ReplayTarget, replay
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
 from support.workspace import MODEL

@@ -11,7 +11,7 @@ from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.extras.taps.probe import ProbeReport
+    from stageline.workers.extras.recording.probe import ProbeReport
 
 _TITLES = {"accuracy": "accuracy", "r2": "R²"}
 
@@ -55,10 +55,10 @@ def probe(
     by logistic regression, numbers by ridge regression; scores are of samples that the probe was not trained on.
     """
     from stageline.workers.disk.atomic_file import write_json
-    from stageline.workers.extras.taps.linear_probe import Pool
-    from stageline.workers.extras.taps.probe import ProbeChoice
-    from stageline.workers.extras.taps.probe import probe as train_probes
-    from stageline.workers.extras.taps.reading import read_taps
+    from stageline.workers.extras.recording.linear_probe import Pool
+    from stageline.workers.extras.recording.probe import ProbeChoice
+    from stageline.workers.extras.recording.probe import probe as train_probes
+    from stageline.workers.extras.recording.reading import read_taps
 
     evaluation = None if rows is None else rows == "evaluation"
     choice = ProbeChoice(layers, target, None if pool is None else Pool(pool), evaluation)

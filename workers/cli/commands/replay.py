@@ -12,7 +12,7 @@ from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, answer, say
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.extras.replay.replay import Replayed
+    from stageline.workers.extras.recording.replay import Replayed
 
 _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
 
@@ -59,7 +59,7 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
     from stageline.pipeline.model.load import code_of
-    from stageline.workers.extras.replay import replay as again
+    from stageline.workers.extras.recording import replay as again
 
     copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
     say(f"stageline: executes {', '.join(code_of(plan or again.recorded_plan(folder, copy)))}", err=True)
