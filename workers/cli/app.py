@@ -18,7 +18,7 @@ from stageline.broker.transports.sockets.descriptors import raise_descriptor_lim
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 
-from .help import MEANINGS, Group
+from .help import MEANINGS, CommandGroup
 from .output import CommandFailed, as_facts, message_of, say
 
 _FILES = frozenset(file.stem for file in Path(__file__).with_name("commands").glob("[a-z]*.py"))
@@ -44,7 +44,7 @@ def _commands(files: Iterable[str]) -> dict[str, click.Command]:
     return {str(each.name): each for each in found if each not in inner}
 
 
-class Commands(Group):
+class Commands(CommandGroup):
     """Group of the commands in the folder `commands`. A file that has the name of its command is imported alone."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

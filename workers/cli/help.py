@@ -103,7 +103,7 @@ def _fitted(example: str, formatter: click.HelpFormatter) -> list[str]:
     return [line.replace("\xa0", " ") for line in (*(f"{line} \\" for line in lines[:-1]), lines[-1])]
 
 
-class Group(Command, click.Group):
+class CommandGroup(Command, click.Group):
     """Command that holds others, listed by their purpose; its examples are the first ones of those that it holds."""
 
     command_class = Command

@@ -10,7 +10,7 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.help import Group, codes
+from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.options import RUNS
 from stageline.workers.cli.output import CommandFailed, answer, counted, say, show, size, span
 from stageline.workers.runs import folder as runs
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def checkpoint() -> None:
     """List, verify and split checkpoints; import weights.
 

@@ -16,7 +16,7 @@ import msgspec
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
-from stageline.workers.cli.help import Command, Group, codes
+from stageline.workers.cli.help import Command, CommandGroup, codes
 from stageline.workers.cli.options import RUNS, answer_about
 from stageline.workers.cli.output import (
     CommandFailed,
@@ -111,7 +111,7 @@ def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as
     _ask("story", where, broker, as_json, _show_history, step=microbatch[0], microbatch=microbatch[1])
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def queue() -> None:
     """Inspect the queues of a run."""
 
@@ -253,7 +253,7 @@ def _show_queues(facts: Facts) -> None:
     show(f"queues of run {facts['run']}", columns, rows)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def run() -> None:
     """List runs."""
 

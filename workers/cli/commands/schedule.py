@@ -25,7 +25,7 @@ from stageline.pipeline.schedule import (
     window_for,
 )
 from stageline.workers.cli import options
-from stageline.workers.cli.help import Group, codes
+from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.output import answer, counted, share, show, suggestion
 from stageline.workers.extras import drawing as timetable
 
@@ -107,7 +107,7 @@ _times = _parsed("three times above 0: write 1,1.5,0.5", _three_times)
 _window = _parsed("a window: write 4,2", _numbers)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def schedule() -> None:
     """List and draw schedules: the order of each worker's actions."""
 
