@@ -19,7 +19,7 @@ from functools import partial
 from time import monotonic, sleep
 from typing import Any, cast
 
-from stageline.broker.ledger.losses import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StageError, StagelineError, describe_error
 from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.process.child import Fork
