@@ -79,7 +79,6 @@ DECIDING = {
     "broker/queues/requests.py": PURE,
     "pipeline/data/batch.py": TENSORS,
     "pipeline/data/feed.py": TENSORS,
-    "pipeline/data/memory.py": TENSORS,
     "pipeline/data/parts.py": TENSORS,
     "pipeline/data/source.py": TENSORS,
     "pipeline/data/__init__.py": TENSORS,
@@ -101,7 +100,6 @@ PUBLIC = (
     "pipeline/model/cut.py",  # a plan's model and its stages
     "pipeline/model/layer_costs.py",
     "pipeline/model/load.py",
-    "pipeline/model/patterns.py",
     "pipeline/model/plan_stage.py",
     "pipeline/model/segment.py",
     "pipeline/model/stage_layout.py",

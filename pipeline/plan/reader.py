@@ -28,8 +28,7 @@ from .checks import problems
 from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.key_types import Accepts, nearest
 from .keys.models import TABLES, PlanTables, by_number, section
-from .plan import Plan
-from .settings import GivenValue, almost_named, from_environment, from_set, long_key, merged
+from .plan import GivenValue, Plan, almost_named, from_environment, from_set, long_key, merged
 from .tables import (
     LONGEST_PLAN,
     LONGEST_SCHEDULE,

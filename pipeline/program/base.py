@@ -16,9 +16,8 @@ from itertools import chain
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.replicas import Replicas
 
-from .instruction import Op
+from .operations import Op, Per, Queue, in_order
 from .program import OpLists, Pass, Program, StepLists
-from .queue import Per, Queue, in_order
 
 _QUEUE = re.compile(r"[a-z]{1,16}-\d+(\.\d+)?(-from-\d+(\.\d+)?)?")
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT)

@@ -25,8 +25,7 @@ from stageline.pipeline.model.load import (
     load_source,
     load_targets,
 )
-from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, tapped_layers
-from stageline.pipeline.model.plan_stage import make_stage
+from stageline.pipeline.model.plan_stage import demand_matched, demand_recomputable, make_stage, tapped_layers
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.side_effects import demand_replicable
 from stageline.pipeline.model.split import demand_splits

@@ -137,7 +137,7 @@ _FEATURES = ValueKind(
 
 @dataclass(frozen=True, slots=True)
 class LineOptions:
-    """Arguments of a `Line` without its model. `docs/reference/api.md` describes each."""
+    """Arguments of a `Line` without its model. `Line` documents each; `docs/reference/api-line.md` has their keys."""
 
     _: KW_ONLY
     loss: Annotated[Loss, Argument("model.loss", ValueKind(callable, MEASURE), _object("loss"))]

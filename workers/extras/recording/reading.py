@@ -92,10 +92,15 @@ def read_taps(run: str | Path) -> "Taps":
 
 
 class Taps:
-    """Tapped outputs of a run. `layers` are the names of the layers, in the model's order.
+    """Tapped outputs of a run.
 
-    A run that has not finished is read as far as all of its workers have written; `unwritten` microbatches are left
-    out.
+    A run that has not finished is read as far as all of its workers have written.
+
+    Attributes:
+        run: Folder of the run.
+        layers: Names of the tapped layers, in the model's order.
+        every: Number of steps from one that was tapped to the next.
+        unwritten: Number of microbatches that are left out since a worker has not written them yet.
     """
 
     def __init__(self, run: Path, about: TapsAbout) -> None:
