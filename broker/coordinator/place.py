@@ -25,7 +25,7 @@ _PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCo
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemberPlace:
     """Place of a worker in a run.
 
     Attributes:

@@ -19,13 +19,13 @@ from stageline.broker.ledger.losses import Replacement, WorkerLoss
 from stageline.broker.ledger.member import SCRIPT, Member
 
 from . import records
-from .place import Place
+from .place import MemberPlace
 from .shutdown import stop
 from .state import RunState
 
 
 @dataclass(frozen=True, slots=True)
-class ScriptPlace(Place):
+class ScriptPlace(MemberPlace):
     """Place of the script in a run."""
 
     @property
@@ -53,7 +53,7 @@ class ScriptPlace(Place):
             member.leave()
             self._stop(f"{member.label} left: {message.reason}", now)
         else:
-            Place.take_leave(self, member, message, now)
+            MemberPlace.take_leave(self, member, message, now)
 
     def lose(self, loss: WorkerLoss, now: float) -> str:
         """Empty the place, and stop the run if no other process could go on. Return "": the run survives the loss."""
@@ -79,7 +79,11 @@ class ScriptPlace(Place):
             stop(self.run, StopRun(reason, at_step_end=self.run.config.snapshots), now)
 
 
-def place_of(run: RunState, index: int | None) -> Place:
+def place_of(run: RunState, index: int | None) -> MemberPlace:
     """Return place `index` of the run; None stands for the place of any worker."""
     script = run.config.script
-    return Place(run, -1 if index is None else index) if script is None or index != script else ScriptPlace(run, script)
+    return (
+        MemberPlace(run, -1 if index is None else index)
+        if script is None or index != script
+        else ScriptPlace(run, script)
+    )

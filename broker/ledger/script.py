@@ -9,7 +9,7 @@ from .member import SCRIPT, Member, describe_exit
 
 
 @dataclass(slots=True)
-class Script(Member):
+class ScriptMember(Member):
     """The script of a run. No process of the run started it, and nothing starts it again."""
 
     @property
@@ -54,9 +54,9 @@ class Script(Member):
 
 def kind_of_member(stages: Sequence[int]) -> type[Member]:
     """Return the class of the member whose place has `stages`."""
-    return Member if stages else Script
+    return Member if stages else ScriptMember
 
 
-def script_among(members: Iterable[Member]) -> Script | None:
+def script_among(members: Iterable[Member]) -> ScriptMember | None:
     """Return the script; None if it is not among `members`."""
-    return next((member for member in members if isinstance(member, Script)), None)
+    return next((member for member in members if isinstance(member, ScriptMember)), None)
