@@ -143,7 +143,7 @@ REACHING = {
     "workers/extras/recording/recorder.py": "records in the form of messages",
     "workers/extras/recording/records.py": "likewise",
     "workers/extras/recording/replay.py": "carries out one instruction without a loop",
-    "workers/extras/recording/reading.py": "reads which microbatches were skipped",
+    "workers/extras/recording/skipping.py": "stands between the executor and its losses",
     "workers/extras/recording/tap_writer.py": "follows the loop and its progress",
 }
 
