@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, share, show, size, span
 
 if TYPE_CHECKING:
@@ -101,7 +103,12 @@ def _does(stage: "StageMemory") -> str:
     return " and ".join(part for part in parts if part not in ("", "offloads "))
 
 
-@click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")
+@click.command(
+    cls=Command,
+    examples=("stageline plan", "stageline plan examples/digits --set schedule.microbatches=16"),
+    groups={"Plan": ("--fit",), "Output": ("--schema",)},
+    codes=codes(ExitCode.REFUSED),
+)
 @options.config
 @options.sets
 @options.as_json

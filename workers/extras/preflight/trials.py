@@ -24,7 +24,7 @@ from typing import TextIO, cast
 from msgspec.structs import replace
 
 from stageline.broker.control.messages import Exited
-from stageline.broker.ledger.losses import describe_exit
+from stageline.broker.ledger.member import describe_exit
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.layer_costs import LayerRanges
 from stageline.pipeline.plan import Plan
