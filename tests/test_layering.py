@@ -79,7 +79,6 @@ DECIDING = {
     "broker/queues/requests.py": PURE,
     "pipeline/data/batch.py": TENSORS,
     "pipeline/data/feed.py": TENSORS,
-    "pipeline/data/memory.py": TENSORS,
     "pipeline/data/parts.py": TENSORS,
     "pipeline/data/source.py": TENSORS,
     "pipeline/data/__init__.py": TENSORS,
@@ -101,7 +100,6 @@ PUBLIC = (
     "pipeline/model/cut.py",  # a plan's model and its stages
     "pipeline/model/layer_costs.py",
     "pipeline/model/load.py",
-    "pipeline/model/patterns.py",
     "pipeline/model/plan_stage.py",
     "pipeline/model/segment.py",
     "pipeline/model/stage_layout.py",
@@ -140,11 +138,12 @@ REACHING = {
     "workers/extras/preflight/pure_prefix.py": "likewise",
     "workers/extras/preflight/trial.py": "likewise",
     "workers/extras/preflight/trial_stages.py": "likewise",
+    "workers/extras/preflight/trials.py": "says how a process has ended, in the words of the broker",
     "workers/extras/preflight/worker_memory.py": "counts what transports and offloaded files take",
     "workers/extras/recording/recorder.py": "records in the form of messages",
     "workers/extras/recording/records.py": "likewise",
     "workers/extras/recording/replay.py": "carries out one instruction without a loop",
-    "workers/extras/recording/reading.py": "reads which microbatches were skipped",
+    "workers/extras/recording/skipping.py": "stands between the executor and its losses",
     "workers/extras/recording/tap_writer.py": "follows the loop and its progress",
 }
 
@@ -152,7 +151,6 @@ REACHING = {
 # public names import extras by purpose, and `worker_feature.py` names features in a table.
 ON_EXTRAS = {
     "workers/launch/launch.py": "tries a plan before it runs",
-    "workers/launch/trials.py": "likewise, and finds machines for stages",
 }
 
 # What only the edge may touch: clocks, chance, the system, threads, sockets.

@@ -13,9 +13,8 @@ from typing import Self
 from stageline.pipeline.program.complete import UnsoundSchedule
 from stageline.pipeline.schedule import Action, Kind, Schedule
 
-from .instruction import Op
+from .operations import Op, Queue
 from .program import Program
-from .queue import Queue
 
 
 @dataclass(frozen=True, slots=True)

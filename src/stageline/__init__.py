@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stageline.pipeline.stage.stage import Stage
     from stageline.workers.checkpoint.saved import NotSaved, load_weights
     from stageline.workers.errors import LineClosed, RunFailed
-    from stageline.workers.extras.audit.crossing import AddNoise, ClipRows, EqualNormGradients
+    from stageline.workers.extras.audit.audited_model import AddNoise, ClipRows, EqualNormGradients
     from stageline.workers.extras.drawing import draw_svg, draw_text
     from stageline.workers.extras.exchange.load import load
     from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
@@ -161,7 +161,7 @@ _MODULES = {  # where each name is defined
         "LineClosed",
         "RunFailed",
     ),
-    "stageline.workers.extras.audit.crossing": (
+    "stageline.workers.extras.audit.audited_model": (
         "AddNoise",
         "ClipRows",
         "EqualNormGradients",

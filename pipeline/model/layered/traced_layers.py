@@ -37,8 +37,7 @@ from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
 from .export import COMPUTED, Example, Forward, traced_forward
-from .pieces import outer_calls, pieces_of
-from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
+from .pieces import TracedFunction, TracedPiece, TwoModes, Values, outer_calls, pieces_of
 
 _Hooks = Sequence[tuple[str, object]]  # each with its title
 

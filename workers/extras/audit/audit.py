@@ -23,8 +23,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree, concatenate, map_tensors, tensors
 
 from . import measures as decoders
-from .audited_model import AuditedModel, side_by_side
-from .crossing import AddNoise, ClipRows, EqualNormGradients, codecs_at
+from .audited_model import AddNoise, AuditedModel, ClipRows, EqualNormGradients, codecs_at, side_by_side
 from .measures import by_chance, centred_distances, correlation, told_by_direction, told_by_norm
 
 EDGE = 2  # pixels between two images of a sheet

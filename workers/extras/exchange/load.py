@@ -28,8 +28,7 @@ from stageline.pipeline.model.cut import build_segments, cut_model
 from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.load import factory_of, references_of
 from stageline.pipeline.model.object_names import is_of_script
-from stageline.pipeline.model.patterns import groups_of
-from stageline.pipeline.model.plan_stage import optimizer_of
+from stageline.pipeline.model.plan_stage import groups_of, optimizer_of
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.stage_weights import unset_buffers

@@ -12,8 +12,7 @@ from stageline.pipeline.model.cut import build_segments
 from stageline.pipeline.model.load import load_source
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.workers.extras.audit.audit import AuditChoice, audit
-from stageline.workers.extras.audit.audited_model import AuditedModel
-from stageline.workers.extras.audit.crossing import CutCodecs, codecs_at
+from stageline.workers.extras.audit.audited_model import AuditedModel, CutCodecs, codecs_at
 from support.plain_codecs import cut_at, int8
 
 MODEL = """

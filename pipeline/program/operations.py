@@ -1,4 +1,7 @@
-"""A retained queue as data: its name, its ends, how its messages are numbered, and how far it may run ahead.
+"""Operations of a worker's program, and the queues that they take from and give to, all as data.
+
+An instruction is an operation in one step of a run. A queue says its name, its ends, how its messages are numbered, and
+how far it may run ahead:
 
 forward-2              activations, from stage 1 to stage 2
 backward-1             gradients, from stage 2 to stage 1
@@ -12,6 +15,8 @@ from enum import StrEnum
 from typing import Annotated
 
 import msgspec
+
+from stageline.pipeline.schedule import Action
 
 LONGEST_NAME = 64
 _NAME = rf"^[!-~]{{1,{LONGEST_NAME}}}\Z"
@@ -52,7 +57,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         count: Messages of a step, or of the other unit that `per` names.
         order: Microbatches of a step that the queue carries, in the order of its messages. Empty for 0, 1, ..., count -
             1.
-        window: Messages that the consumer lets the producer send ahead. 0 if the schedule's bound decides.
+        window: Messages that the consumer lets the producer send ahead. None if the schedule's bound decides.
         codec: Name of the codec that encodes the tensors.
         begins: First step that has messages in the queue.
         ends: Step from which on no message is put. None if all steps have messages.
@@ -67,17 +72,21 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     per: Per = Per.MICROBATCH
     count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
     order: tuple[Place, ...] = ()
-    window: int = 0
+    window: Annotated[int, msgspec.Meta(ge=1)] | None = None
     codec: Annotated[str, msgspec.Meta(max_length=100)] = "lossless"
     begins: int = 0
     ends: int | None = None
     signals: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a name that cannot travel, or an order that does not have `count` microbatches."""
+        """Raise `ValueError` for a wrong name or window, or for an order that does not have `count` microbatches."""
         if not re.match(_NAME, self.name):
             raise ValueError(
                 f"{self.name!r} is no name for a queue, which has 1 to {LONGEST_NAME} printable ASCII characters"
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(
+                f"queue {self.name} has window={self.window}; expected at least 1, or none: then the schedule decides"
             )
         if self.order and len(self.order) != self.count:
             raise ValueError(f"queue {self.name} has {self.count} messages a step, and an order of {len(self.order)}")
@@ -142,3 +151,82 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 def in_order(microbatches: tuple[int, ...]) -> tuple[int, ...]:
     """Return `Queue.order` for these microbatches: empty if they are 0, 1, 2, ..."""
     return () if microbatches == tuple(range(len(microbatches))) else microbatches
+
+
+class Op(msgspec.Struct, frozen=True):
+    """An entry of a worker's program.
+
+    Attributes:
+        action: Action to compute: a kind, for a stage and a microbatch.
+        name: The action for people: "1F0".
+        per: Unit that the operation runs once for.
+        takes: Names of the queues whose next messages the operation needs, in the order in which it takes them.
+        gives: Names of the queues that the result is put into.
+        awaits: Queue whose consumer says when the operation may be computed, since no gradient comes back. Empty for
+            none.
+        marks: Words that a feature has left for the code that carries the operation out.
+    """
+
+    action: Action
+    name: str
+    per: Per = Per.MICROBATCH
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+    awaits: str = ""
+    marks: tuple[str, ...] = ()
+
+
+class Instruction(msgspec.Struct, frozen=True):
+    """An operation in one `step`: of training, or of the other unit that the operation runs once for."""
+
+    step: int
+    op: Op
+
+    @property
+    def action(self) -> Action:
+        """Action to compute."""
+        return self.op.action
+
+    @property
+    def kind(self) -> str:
+        """Kind of the action: "F"."""
+        return self.op.action.kind
+
+    @property
+    def stage(self) -> int:
+        """Stage, or copy, that the action is computed for."""
+        return self.op.action.stage
+
+    @property
+    def microbatch(self) -> int:
+        """Microbatch of the step; 0 for an action of the whole step."""
+        return self.op.action.microbatch
+
+    @property
+    def name(self) -> str:
+        """The action for people: "1F0"."""
+        return self.op.name
+
+    @property
+    def takes(self) -> tuple[str, ...]:
+        """Names of the queues whose next messages the instruction needs."""
+        return self.op.takes
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        """Names of the queues that the result is put into."""
+        return self.op.gives
+
+    @property
+    def evaluates(self) -> bool:
+        """True if the instruction belongs to an evaluated batch: no stash, no gradient."""
+        return self.op.per is Per.EVALUATED
+
+    @property
+    def counted(self) -> bool:
+        """True if the step is one of training, which the ledger knows."""
+        return not self.evaluates
+
+    def __str__(self) -> str:
+        """Return the instruction for people: "1F0 of step 3"."""
+        return f"{self.name} of {'evaluated batch' if self.evaluates else 'step'} {self.step}"
