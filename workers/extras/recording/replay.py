@@ -27,10 +27,10 @@ from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.skipping import SkipLog, Skipping, leaves_out
 
 from .recorder import number_of, taken_queues
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
+from .skipping import SkipLog, Skipping, leaves_out
 
 _REPLAYED = PER_MICROBATCH - {Kind.TIED}  # the others compute nothing of a microbatch
 
