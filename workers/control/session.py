@@ -26,8 +26,8 @@ from stageline.broker.control.messages import (
     Report,
     ScheduleOrders,
     StepDigest,
-    is_full,
 )
+from stageline.broker.control.protocol import is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.pipeline.program import Instruction, Per

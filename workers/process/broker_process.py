@@ -362,6 +362,7 @@ class _Host:
         self._signals = signals
         self._started = self._observed = monotonic()
         self._over = core.run.outcome is not None
+        self._orphaned = False  # the process that started this one is gone
 
     def should_exit(self) -> bool:
         """Return True if the broker is to exit at once; called in every turn.
@@ -378,7 +379,8 @@ class _Host:
         if monotonic() - self._observed >= EVERY:
             self._observed = monotonic()
             self._core.keep_observation(time())
-        return self._signals.count > 1 or self._lifeline.cut
+            self._orphaned = self._lifeline.cut
+        return self._signals.count > 1 or self._orphaned
 
     def _keep_result(self) -> None:
         for _, answer in self._core.handle(b"", Ask("status"), time()):
