@@ -41,8 +41,8 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     config = config or ("." if Path("stageline.toml").exists() else None)
     plan, arguments = (options.plan_of(config, sets), options.plan_arguments(config, sets)) if config else (None, [])
     from stageline.workers.extras.preflight.doctor import CheckResult, Health, examine
+    from stageline.workers.extras.preflight.trials import try_plan
     from stageline.workers.launch import template
-    from stageline.workers.launch.trials import try_plan
 
     def leave(number: int) -> None:
         to_clean.close()
