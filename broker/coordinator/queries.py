@@ -21,7 +21,7 @@ from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
 from .restart import missing, waiting_for
 from .run import RunPhase
 from .state import Life, RunState
-from .supervision import why_waiting
+from .waiting import why_waiting
 
 Facts = dict[str, object]
 

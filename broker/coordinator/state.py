@@ -39,6 +39,7 @@ from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Registry
+from stageline.broker.ledger.script import ScriptMember, script_among
 from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunOutcome, RunPhase, StopPlan
@@ -235,9 +236,9 @@ class RunState:
         return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
 
     @property
-    def script(self) -> Member | None:
+    def script(self) -> ScriptMember | None:
         """The script's member, or None if the run has no script or it is not there."""
-        return next((member for member in self.registry.members.values() if member.is_script), None)
+        return script_among(self.registry.members.values())
 
     @property
     def all_left(self) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stageline.broker.ledger.ledger import Held, Ledger
-from stageline.broker.ledger.losses import WorkerLoss, describe_exit, silence_limit
-from stageline.broker.ledger.member import SCRIPT, Member, stages_label, worker_label
+from stageline.broker.ledger.losses import WorkerLoss, silence_limit
+from stageline.broker.ledger.member import SCRIPT, Member, describe_exit, stages_label, worker_label
 from stageline.pipeline.program import Per
 
 from .wait_graph import (
@@ -165,15 +165,8 @@ def _of_worker(cluster: ClusterState, chain: WaitChain, member: Member) -> str:
             return f"waits for the server of its queues, for {seconds:.0f} s now: {member.report.trouble.rstrip('.')}"
         case RootCause.RESOURCE if member.report is not None:
             return f"waits: {member.title} {member.report.fault}"
-        case RootCause.STARTING if member.is_script:
-            return f"is still starting, {silence(cluster, member):.1f} s after its last message"
-        case RootCause.STARTING if not member.sender:
-            return (
-                f"had a worker before the broker restarted {silence(cluster, member):.1f} s ago; "
-                "it has not reconnected yet"
-            )
         case RootCause.STARTING:
-            return f"has a worker that is still starting, {silence(cluster, member):.1f} s after its last message"
+            return member.starting(silence(cluster, member))
         case RootCause.SILENT if member.exited is not None:
             return f"{describe_exit(member.exited[1])}; {_last_report(member, silence(cluster, member))}"
         case RootCause.SILENT:
@@ -274,8 +267,7 @@ def failure_report(loss: WorkerLoss, ledger: Ledger, now: float) -> str:
     """
     member = loss.member
     end = member.exited[0] if member.exited is not None else now
-    who = f"the script is gone: {member.process}" if member.is_script else f"{member.label}, {member.process},"
-    return f"{who} {how_lost(loss)}. It {_held(member, ledger.held(member.stages), end)}"
+    return f"{member.gone} {how_lost(loss)}. It {_held(member, ledger.held(member.stages), end)}"
 
 
 def how_lost(loss: WorkerLoss) -> str:

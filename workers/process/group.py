@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from stageline.broker.ledger.losses import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, GroupLost, StageError, StagelineError, describe_error
 from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.process.child import Fork

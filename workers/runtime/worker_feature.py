@@ -35,7 +35,7 @@ REGISTERED = {  # the factory of each feature by its name, in the order in which
     "recorder": "stageline.workers.extras.recording.recorder:recorder",
     "taps": "stageline.workers.extras.recording.tap_writer:taps",
     "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
-    "skipping": "stageline.workers.runtime.skipping:skipping",
+    "skipping": "stageline.workers.extras.recording.skipping:skipping",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
 }
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import Event, Lack, StepRecord, Wait
-from stageline.broker.coordinator.supervision import why_waiting
+from stageline.broker.coordinator.waiting import why_waiting
 from stageline.broker.ledger.wait_graph import LATE, QUIET
 from stageline.pipeline.program import Evaluation, NormClipping, Per, Program, Queue, TiedStages
 from stageline.pipeline.schedule import make_schedule

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:  # loads torch
@@ -15,8 +16,16 @@ if TYPE_CHECKING:  # loads torch
 _TITLES = {"accuracy": "accuracy", "r2": "R²"}
 
 
-@click.command(epilog="Example: stageline probe runs/digits-20260131-101500-1f0c --layers 'encoder.layer.*'")
-@click.argument("run", type=click.Path())
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline probe runs/digits-20260131-101500-1f0c",
+        "stageline probe runs/digits-20260131-101500-1f0c --layers 'encoder.layer.*' --out probes.json",
+    ),
+    groups={"Probe": ("--layers", "--target", "--pool", "--rows"), "Output": ("--out",)},
+    codes=codes(usage="an option is wrong, or the run has no taps", failed="the taps are damaged, or cannot be probed"),
+)
+@options.run
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Probe these layers only. May be repeated.")
 @click.option("--target", metavar="NAME", help="Which part of the targets to predict, if they have several.")
 @click.option(
@@ -40,10 +49,10 @@ def probe(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Train a linear probe on each tapped layer of a run, and show how well it tells the target.
+    """Train a linear probe on each tapped layer of RUN.
 
-    RUN is the folder of a run whose plan has [taps]. Classes are told by logistic regression, numbers by ridge
-    regression; scores are of samples that the probe was not trained on.
+    A score shows how well a layer tells the target. RUN is the folder of a run whose plan has [taps]. Classes are told
+    by logistic regression, numbers by ridge regression; scores are of samples that the probe was not trained on.
     """
     from stageline.workers.disk.atomic_file import write_json
     from stageline.workers.extras.recording.linear_probe import Pool

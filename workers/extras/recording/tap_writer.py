@@ -30,9 +30,9 @@ from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.skipping import MARK
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, has_room
 
+from .skipping import MARK
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
 
 KEY = "taps"  # under which files wait at the writer
