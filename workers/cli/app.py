@@ -15,14 +15,14 @@ import click
 import msgspec
 
 from stageline.broker.transports.sockets.descriptors import raise_descriptor_limit
-from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.errors import Bug, ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 
 from .output import CommandFailed, as_facts, message_of, say, suggestion
 
 _FILES = frozenset(file.stem for file in Path(__file__).with_name("commands").glob("[a-z]*.py"))
 _ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
-_BUG = (
+_BUG = Bug.coded(
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
 

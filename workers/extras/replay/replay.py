@@ -36,8 +36,14 @@ _NOT_REPLAYED = {Kind.TIED, *ONCE_PER_STEP}  # they compute nothing of a microba
 
 
 class NoSuchMicrobatch(StagelineError):
-    """Refusal to replay a stage, step or microbatch that the run does not have."""
+    """Error that the run does not have the stage, step or microbatch to replay.
 
+    Mend: Name one in the range that the message gives.
+
+    Example: there is no stage 4: the run has stages 0 to 1
+    """
+
+    error_code = "SL411"
     exit_code = ExitCode.USAGE
 
 
