@@ -19,6 +19,7 @@ from stageline.broker.ledger.member import Member
 from stageline.pipeline.errors import ExitCode
 
 from . import records
+from .script_calls import note_length
 from .shutdown import update_outcome
 from .state import RunState
 
@@ -46,12 +47,7 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
     member.note_report(report, now)
     if report.digests and (place := run.digests.differing(report.digests)) is not None:
         run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
-    # The script alone knows after how many steps a scripted run ends, once it makes no more calls. Until then it tells
-    # None, which replaces what a lost script before it has told.
-    if member.is_script:
-        run.stopping.note_calls(report.training_steps, present=member.reachable)
-    elif report.training_steps != run.told_steps and not run.config.scripted:
-        run.learn_steps(report.training_steps)
+    note_length(run, member, report)
     holder = Holder(member.name, member.incarnation)
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
     if found.steps:

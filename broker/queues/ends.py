@@ -230,8 +230,7 @@ class LinkedQueues(QueueEnds):
                 link = self._link_to(endpoint)
                 for other in self._links.values():
                     other.remove(queue.name)
-                end.link = link
-                link.add(end.requester)
+                end.attach(link)
         for endpoint in [endpoint for endpoint, link in self._links.items() if not link.requesters]:
             self._links.pop(endpoint).close()
         self._send_requests()
@@ -385,6 +384,11 @@ class LinkedInbound:
         self.requester = requester
         self.link: InboundLink | None = None
         self._queues = queues
+
+    def attach(self, link: InboundLink) -> None:
+        """Request the messages over `link`, and take them from it."""
+        self.link = link
+        link.add(self.requester)
 
     def take(self, timeout: float) -> Message | None:
         """Return the next message in order, or None after `timeout` seconds or a `ring`, as `Inbound.take`."""

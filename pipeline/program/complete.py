@@ -11,9 +11,8 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
 from stageline.pipeline.schedule.action import AFTER_PREVIOUS, BUILDS_ON
 
-from .instruction import Op
+from .operations import Op, Per
 from .program import Program
-from .queue import Per
 
 Listed = Sequence[tuple[int, Op]]  # a worker's operations, each after its step
 

@@ -11,7 +11,14 @@ from stageline.pipeline.addresses import masked
 
 
 @pytest.mark.parametrize(
-    "url", [*addresses.queue_schemes().values(), *addresses.broker_schemes().values(), "tcp://*:0", "tcp://[::1]:5600"]
+    "url",
+    [
+        *addresses.queue_schemes().values(),
+        *addresses.broker_schemes().values(),
+        "tcp://*:0",
+        "tcp://[::1]:5600",
+        "tcp://*:5600-5609",
+    ],
 )
 def test_the_examples_are_addresses(url: str) -> None:
     assert addresses.fault(url, addresses.queue_schemes()) is None
@@ -24,6 +31,10 @@ def test_the_examples_are_addresses(url: str) -> None:
         ("tcp", ""),
         ("tcp://h", "tcp:// goes with a host and a port"),
         ("tcp://h:65536", "a port is at most 65535"),
+        ("tcp://h:65530-65536", "a port is at most 65535"),
+        ("tcp://h:5609-5600", "a range of ports ascends from 1 on, such as 5600-5609"),
+        ("tcp://h:0-9", "a range of ports ascends from 1 on, such as 5600-5609"),
+        ("tcp://h:*-9", "a range of ports ascends from 1 on, such as 5600-5609"),
         ("redis://:6379/0", "a host is missing"),
         ("unix://", "the path of a socket is missing"),
     ],
@@ -37,6 +48,7 @@ def test_what_is_no_address_has_its_fault_named(url: str, fault: str) -> None:
     [
         ("tcp://0.0.0.0:5600", True),
         ("tcp://*:5600", True),
+        ("tcp://*:5600-5609", True),
         ("tcp://broker.example:5600", True),
         ("tcp://127.0.0.1:5600", False),
         ("tcp://localhost:5600", False),

@@ -190,7 +190,9 @@ class Workspace:
 
 def _is_probe(path: Path) -> bool:
     """Return True if `path` is how `tempfile` tries out a folder: a process interrupted meanwhile leaves it behind."""
-    return path.is_file() and path.read_bytes() in (b"", b"blat") and re.fullmatch(r"[a-z0-9_]{8}", path.name) is not None
+    return (
+        path.is_file() and path.read_bytes() in (b"", b"blat") and re.fullmatch(r"[a-z0-9_]{8}", path.name) is not None
+    )
 
 
 def until(stream: Iterable[str], text: str) -> str:

@@ -96,11 +96,11 @@ class StoreWait:
                 f"interrupted while the broker waited for its records: {lacking}. Mend that, and resume the run"
             )
         if self.core is not None:
-            self.core.run.fault = reason
             self._asked.clear()
-            for sender, frame in self._channel.receive(0.0) or ():
-                with suppress(BadMessage):
-                    self._take(self.core, sender, frame or b"")
+            with self.core.run.without_records(reason):
+                for sender, frame in self._channel.receive(0.0) or ():
+                    with suppress(BadMessage):
+                        self._take(self.core, sender, frame or b"")
 
     def over(self) -> Sequence[Received]:
         """Return the messages kept during a wait, to be handled now, and note that the wait is over.
@@ -109,7 +109,7 @@ class StoreWait:
         """
         if self._told and self.core is not None:
             log.info("the broker keeps its records again")
-            self._told, self.core.run.fault = False, ""
+            self._told = False
         kept, self._kept, self._ends = self._kept, [], None
         return kept
 

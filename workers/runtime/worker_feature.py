@@ -32,10 +32,10 @@ SNAPSHOTS = "snapshots"  # the source of the faults of the writer that snapshots
 
 REGISTERED = {  # the factory of each feature by its name, in the order in which they are opened, the outermost first
     "prefix cache": "stageline.workers.extras.prefix_cache.opening:prefix_cache",
-    "recorder": "stageline.workers.extras.replay.recorder:recorder",
-    "taps": "stageline.workers.extras.taps.tap_writer:taps",
+    "recorder": "stageline.workers.extras.recording.recorder:recorder",
+    "taps": "stageline.workers.extras.recording.tap_writer:taps",
     "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
-    "skipping": "stageline.workers.runtime.skipping:skipping",
+    "skipping": "stageline.workers.extras.recording.skipping:skipping",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
 }
 

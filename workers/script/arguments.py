@@ -25,7 +25,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.features.recompute import Recompute
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.own_schedule import ScheduleFunction
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.difference import is_weights_path
@@ -137,7 +137,7 @@ _FEATURES = ValueKind(
 
 @dataclass(frozen=True, slots=True)
 class LineOptions:
-    """Arguments of a `Line` without its model. `docs/reference/api.md` describes each."""
+    """Arguments of a `Line` without its model. `Line` documents each; `docs/reference/api-line.md` has their keys."""
 
     _: KW_ONLY
     loss: Annotated[Loss, Argument("model.loss", ValueKind(callable, MEASURE), _object("loss"))]

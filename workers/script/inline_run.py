@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.feature import Feature
-from stageline.pipeline.model.patterns import groups_of
+from stageline.pipeline.model.plan_stage import groups_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
@@ -22,11 +22,12 @@ from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.process.in_process import SharedQueues, take_turns
 from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import coded_queue
-from stageline.workers.runtime.loop import SharedQueues, WorkerLoop, take_turns
+from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.script.calls.batch_record import BatchRecord
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stageline.broker.queues.base import WorkerQueues
     from stageline.broker.queues.ends import QueueOptions
 
-_TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)")
+_TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)(?:-(?P<last>\d+))?")
 _CONNECTING = 1.0  # seconds to wait until something accepts a connection
 
 
@@ -107,19 +107,25 @@ class TcpBackend(_ZeroMQBackend):
     schemes: ClassVar[Mapping[str, str]] = {"tcp": "tcp://127.0.0.1:5600"}
 
     def fault(self, url: str) -> str | None:
-        """Return why `url` is not a valid address, of a host and a port; None if it is valid."""
+        """Return why `url` is not a valid address, of a host and a port or ports from-to; None if it is valid."""
         found = _TCP.fullmatch(url.removeprefix("tcp://"))
         if found is None:
             return "tcp:// goes with a host and a port"
-        return "a port is at most 65535" if found["port"] != "*" and int(found["port"]) > 65535 else None
+        first, last = found["port"], found["last"]
+        if any(port and port != "*" and int(port) > 65535 for port in (first, last)):
+            return "a port is at most 65535"
+        if last and not (first.isdigit() and 0 < int(first) < int(last)):
+            return "a range of ports ascends from 1 on, such as 5600-5609"
+        return None
 
     def host(self, url: str) -> str:
         """Return the part of `url` between scheme and port, an IPv6 address in its brackets."""
         return url.removeprefix("tcp://").rpartition(":")[0]
 
     def has_free_port(self, url: str) -> bool:
-        """Return True if the port of `url` is 0, * or missing."""
-        return url.rpartition(":")[2].strip("0") in ("", "*")
+        """Return True if the port of `url` is 0, *, one of a range, or missing."""
+        port = url.rpartition(":")[2]
+        return port.strip("0") in ("", "*") or "-" in port
 
     def hides(self, url: str) -> bool:
         """Return True if `url` has an @, which a user and a password may stand before."""

@@ -1,6 +1,7 @@
 """Opening and binding of sockets.
 
-An error names the process that holds an address. The file of an ipc socket is removed in the end.
+An error names the process that holds an address. Of a range of ports the first free one is taken. The file of an ipc
+socket is removed in the end.
 """
 
 import errno
@@ -9,7 +10,7 @@ import re
 import socket as sockets
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -26,6 +27,8 @@ _REASONS = {
     errno.ENAMETOOLONG: f"a path may have {zmq.IPC_PATH_MAX_LEN} bytes at most; use a shorter one, such as in /tmp",
     errno.ENOENT: "the folder does not exist; make it first",
 }
+_RANGE = re.compile(r"tcp://.*:(\d+)-(\d+)")
+_MOST = 8  # ports that are named one by one
 _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
 
 
@@ -48,20 +51,53 @@ def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, in
 
 
 def bind(socket: zmq.Socket[Any], url: str) -> str:
-    """Bind `socket` to `url` and return the endpoint to connect to.
+    """Bind `socket` to `url`, or to the first free port if `url` has a range, and return the endpoint to connect to.
 
-    Raises `EndpointTaken`, naming the process that holds `url` where the system shows it.
+    Raises `EndpointTaken`, naming the processes that hold the ports of `url` where the system shows them.
     """
     if url.startswith("ipc://"):
         _refuse_served_path(url)  # ZeroMQ would silently take the path away from the process that serves it
-    try:
-        socket.bind(url)
-    except zmq.ZMQError as error:
-        reason = _REASONS.get(error.errno or 0, str(error)).format(by=_by(_tcp_owner(url)))
-        raise EndpointTaken(f"cannot listen at {url}: {reason}") from error
+    ports = _ports(url)
+    refused = _bind_first(socket, [f"{url.rpartition(':')[0]}:{port}" for port in ports] or [url])
+    if refused is not None:
+        raise EndpointTaken(f"cannot listen at {url}: {_reason(refused, url, ports)}") from refused
     if _socket_file(url) is not None:
         os.chmod(url.removeprefix("ipc://"), 0o600)  # to connect is to write to the file
     return socket.get_string(zmq.LAST_ENDPOINT)
+
+
+def _bind_first(socket: zmq.Socket[Any], urls: Iterable[str]) -> zmq.ZMQError | None:
+    """Bind `socket` to the first of `urls` that is not in use; return why none of them can be bound, None if one is."""
+    refused = None
+    for url in urls:
+        try:
+            socket.bind(url)
+            return None
+        except zmq.ZMQError as error:
+            refused = error
+            if error.errno != errno.EADDRINUSE:
+                break
+    return refused
+
+
+def _ports(url: str) -> Sequence[int]:
+    """Return the ports of the range in `url`, none if `url` has no range."""
+    found = _RANGE.fullmatch(url)
+    return range(int(found[1]), int(found[2]) + 1) if found else ()
+
+
+def _reason(refused: zmq.ZMQError, url: str, ports: Sequence[int]) -> str:
+    if ports and refused.errno == errno.EADDRINUSE:
+        held = _held(ports)
+        return f"all its ports are in use: {held}; stop one of these processes, or give a wider range"
+    owner = None if ports else _owners().get(_port(url))
+    return _REASONS.get(refused.errno or 0, str(refused)).format(by=_by(owner))
+
+
+def _held(ports: Sequence[int]) -> str:
+    owners = _owners()
+    more = f", and {len(ports) - _MOST} more" if len(ports) > _MOST else ""
+    return ", ".join(f"{port}{_by(owners.get(port))}" for port in ports[:_MOST]) + more
 
 
 def bind_path(socket: sockets.socket, url: str) -> None:
@@ -127,14 +163,16 @@ def _by(pid: int | None) -> str:
     return f" by pid {pid}" if pid else ""
 
 
-def _tcp_owner(url: str) -> int | None:
-    """Return the process that listens at the port of `url`, if this user may know."""
+def _port(url: str) -> int:
     port = url.rpartition(":")[2]
-    if not url.startswith("tcp://") or not port.isdigit():
-        return None
+    return int(port) if url.startswith("tcp://") and port.isdigit() else 0
+
+
+def _owners() -> Mapping[int, int]:
+    """Return the processes that listen at TCP ports of this machine, by port, as far as this user may know them."""
     try:
         there = psutil.net_connections(kind="tcp")
     except psutil.Error:  # macOS shows them to root alone
-        return None
+        return {}
     listeners = (each for each in there if each.status == psutil.CONN_LISTEN and each.pid is not None)
-    return next((each.pid for each in listeners if each.laddr and each.laddr.port == int(port)), None)
+    return {each.laddr.port: each.pid for each in listeners if each.laddr and each.pid is not None}

@@ -23,7 +23,7 @@ import select
 import socket as sockets
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from time import monotonic
@@ -231,6 +231,14 @@ class ConsumerConnection:
         self.blocked = False
         return True
 
+    def packets(self, most: int) -> Iterator[bytes]:
+        """Yield the packets of the consumer that have come, up to `most`. Raises `RouteGone`."""
+        self.blocked = False  # until something is to be sent again, and cannot be
+        for _ in range(most):
+            if (packet := self.receive()) is None:
+                return
+            yield packet
+
     def receive(self) -> bytes | None:
         """Return a packet of the consumer; None if there is none. Raises `RouteGone`."""
         try:
@@ -327,7 +335,6 @@ class Listener(OutboundLink):
         """Process what consumers have sent and send everything that is due."""
         self._accept()
         for route, connection in list(self._connections.items()):
-            connection.blocked = False  # until something is to be sent again, and cannot be
             try:
                 self._receive(route, connection)
             except RouteGone:
@@ -365,10 +372,7 @@ class Listener(OutboundLink):
                 return
 
     def _receive(self, route: bytes, connection: ConsumerConnection) -> None:
-        for _ in range(REQUESTS):
-            packet = connection.receive()
-            if packet is None:
-                return
+        for packet in connection.packets(REQUESTS):
             if packet[0] == REQUEST:
                 self.take_in(route, packet[1:])
             elif packet[0] == COPIED and len(packet) == NUMBER.size:

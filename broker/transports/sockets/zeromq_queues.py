@@ -234,7 +234,7 @@ class Router(OutboundLink):
 
         Args:
             context: Context of the worker's sockets.
-            url: Address, in which port 0 stands for any free port.
+            url: Address, in which port 0 stands for any free port, and 5600-5609 for the first of these that is free.
             run: Id of the run, which requests must name.
             hwm: Number of messages that may wait for one connection.
             key: The run's queue key, which requests are sealed with.
@@ -314,7 +314,7 @@ class ZeroMQQueues(LinkedQueues):
         Args:
             run: Id of the run.
             incarnation: Incarnation of the worker.
-            bind_url: `ipc:///path` or `tcp://host:port`, port 0 for any that is free.
+            bind_url: `ipc:///path` or `tcp://host:port`, port 0 for any that is free, 5600-5609 for one of these.
             options: Windows, limits and the run's queue key.
 
         Raises:

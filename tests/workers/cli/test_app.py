@@ -24,27 +24,6 @@ def output_of(capsys, *arguments):
     return captured.out
 
 
-_OF_CHECKPOINTS = [f"checkpoint {name}" for name in ("ls", "verify", "split", "import")]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *stageline.list_commands(click.Context(stageline)),
-        "queue ls",
-        "run ls",
-        "schedule list",
-        "schedule show",
-        *_OF_CHECKPOINTS,
-    ],
-)
-def test_help_of_every_command_shows_an_example(command, capsys):
-    said = output_of(capsys, *command.split(), "--help")
-    assert said.startswith(f"Usage: stageline {command}")
-    if command not in ("checkpoint", "queue", "run", "schedule"):  # these only hold commands
-        assert f"Example: stageline {command}" in " ".join(said.split())
-
-
 def test_every_file_in_the_folder_of_commands_defines_a_command() -> None:
     context = click.Context(stageline)
     commands = [stageline.get_command(context, name) for name in stageline.list_commands(context)]

@@ -14,6 +14,7 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import log_to_stderr, say
 
 if TYPE_CHECKING:
@@ -29,7 +30,15 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
     return options.address(dials=True)(ctx, parameter, value) if value else value
 
 
-@click.command(epilog="Example: stageline worker examples/digits --broker tcp://10.0.0.4:5600")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline worker examples/digits --broker tcp://10.0.0.4:5600",
+        "stageline worker --join tcp://10.0.0.4:7000 --patience 60",
+    ),
+    groups={"Run": ("--index", "--name", "--spare"), "Network": ("--broker", "--join", "--patience")},
+    codes=codes(ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED, ok="the run has finished"),
+)
 @options.config
 @options.sets
 @click.option(
@@ -134,7 +143,21 @@ def _work_for_script(
     return work_for_script(address, patience, sets, warn_and_work)
 
 
-@click.command(epilog="Example: stageline broker examples/digits --bind tcp://10.0.0.4:5600")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline broker examples/digits --bind tcp://10.0.0.4:5600",
+        "stageline broker examples/digits --run digits-20260131-101500-1f0c --resume",
+    ),
+    groups={"Run": ("--run", "--resume"), "Network": ("--bind",)},
+    codes=codes(
+        ExitCode.NO_WORKER,
+        ExitCode.SAVED,
+        ExitCode.REFUSED,
+        ok="the run has finished",
+        interrupted="interrupted before the run has ended",
+    ),
+)
 @options.config
 @options.sets
 @click.option(

@@ -13,6 +13,7 @@ from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.program import Timed
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras import drawing as timetable
@@ -29,7 +30,19 @@ if TYPE_CHECKING:
 WIDE = 160  # columns of a timetable that is not printed on a terminal
 
 
-@click.command(epilog="Example: stageline train examples/digits --set schedule.name=gpipe")
+@click.command(
+    cls=Command,
+    examples=("stageline train examples/digits --set schedule.name=gpipe", "stageline train examples/digits --resume"),
+    groups={"Run": ("--resume", "--spares")},
+    codes=codes(
+        ExitCode.NO_WORKER,
+        ExitCode.SAVED,
+        ExitCode.REFUSED,
+        ok="the run has finished",
+        failed="the run failed",
+        interrupted="interrupted, and nothing saved",
+    ),
+)
 @options.config
 @options.sets
 @click.option(
@@ -45,10 +58,10 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
 )
 @options.as_json
 def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, as_json: bool) -> None:
-    """Train the plan CONFIG on this machine: the broker and every worker are processes of their own.
+    """Train the plan CONFIG on this machine.
 
-    The first Ctrl-C stops the run, after saving the step if recovery is on; the second kills it. Either way no process
-    is left running.
+    The broker and every worker are processes of their own. The first Ctrl-C stops the run, after saving the step if
+    recovery is on; the second kills it. Either way no process is left running.
     """
     log_to_stderr()
     from stageline.workers.launch import template

@@ -30,10 +30,10 @@ from time import monotonic, sleep
 import msgspec
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.broker.ledger.losses import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError, failure_code
+from stageline.pipeline.model.layered.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.model.object_names import OBJECTS
-from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Fork, above_stdio

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,39 @@ def test_an_address_in_use_is_named(sockets: list[zmq.Socket[Any]]) -> None:
     endpoint = bind(sockets[0], "tcp://127.0.0.1:0")
     with pytest.raises(EndpointTaken, match=f"{endpoint}: it is in use by pid {os.getpid()}"):
         bind(sockets[1], endpoint)
+
+
+def test_of_a_range_of_ports_the_first_free_one_is_taken(sockets: list[zmq.Socket[Any]]) -> None:
+    first, last = two_ports_in_a_row()
+    endpoints = [bind(each, f"tcp://127.0.0.1:{first}-{last}") for each in sockets]
+    assert endpoints == [f"tcp://127.0.0.1:{first}", f"tcp://127.0.0.1:{last}"]
+
+
+def test_a_range_without_a_free_port_is_named_with_who_holds_each(sockets: list[zmq.Socket[Any]]) -> None:
+    first, last = two_ports_in_a_row()
+    with socket.create_server(("127.0.0.1", first)), socket.create_server(("127.0.0.1", last)):
+        held = f"{first} by pid {os.getpid()}, {last} by pid {os.getpid()}"
+        with pytest.raises(EndpointTaken, match=f"tcp://127.0.0.1:{first}-{last}: .* in use: {held}; .* wider range"):
+            bind(sockets[0], f"tcp://127.0.0.1:{first}-{last}")
+
+
+def test_a_range_at_an_address_that_this_machine_lacks_is_not_said_to_be_in_use(
+    sockets: list[zmq.Socket[Any]],
+) -> None:
+    with pytest.raises(EndpointTaken, match=r"192.0.2.1:5600-5609: this machine has no such address"):
+        bind(sockets[0], "tcp://192.0.2.1:5600-5609")
+
+
+def two_ports_in_a_row() -> tuple[int, int]:
+    """Two free ports of 127.0.0.1, below those that the system hands out."""
+    for first in range(20000 + os.getpid() % 5000, 32000, 2):
+        with (
+            suppress(OSError),
+            socket.create_server(("127.0.0.1", first)),
+            socket.create_server(("127.0.0.1", first + 1)),
+        ):
+            return first, first + 1
+    raise AssertionError("no two ports in a row are free")
 
 
 def test_a_path_that_a_process_serves_is_not_taken_away_from_it(sockets: list[zmq.Socket[Any]], tmp_path: Path) -> None:

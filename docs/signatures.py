@@ -1,0 +1,26 @@
+"""Gives the reference of `Line` the signature that callers see: its `__init__` takes all arguments in one value.
+
+mkdocstrings loads this extension of griffe when the site is built (zensical.toml).
+"""
+
+from typing import Any
+
+from griffe import Attribute, ExprSubscript, ExprTuple, Extension, Module, Parameter, ParameterKind, Parameters
+
+
+class LineSignature(Extension):
+    def on_package(self, *, pkg: Module, **_: Any) -> None:
+        arguments = pkg["workers.script.arguments"]
+        keywords = (_parameter(field) for field in arguments["LineOptions"].attributes.values())
+        model = Parameter("model", annotation="Model", kind=ParameterKind.positional_or_keyword)
+        init = pkg["workers.script.line.Line.__init__"]
+        init.parameters = Parameters(init.parameters["self"], model, *filter(None, keywords))
+        init.docstring = None  # the class documents the arguments
+
+
+def _parameter(field: Attribute) -> Parameter | None:
+    """Return the keyword that sets a field, without the field's row in the table of arguments; None for a property."""
+    match field.annotation:
+        case ExprSubscript(left=left, slice=ExprTuple(elements=[annotation, *_])) if str(left) == "Annotated":
+            return Parameter(field.name, annotation=annotation, kind=ParameterKind.keyword_only, default=field.value)
+    return None
