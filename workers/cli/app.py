@@ -28,7 +28,7 @@ PURPOSES: dict[str, Sequence[str]] = {
     "Run on several machines": ("broker", "worker"),
     "Look into a run": ("run", "why", "story", "queue", "metrics"),
     "Checkpoints and weights": ("checkpoint", "export", "predict", "eval"),
-    "Tools": ("schedule", "audit", "probe", "replay"),
+    "Tools": ("schedule", "audit", "probe", "replay", "errors"),
 }
 _ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
 _BUG = Bug.coded(

@@ -6,16 +6,25 @@ import click
 
 from stageline.workers.cli import options
 from stageline.workers.cli.error_pages import ErrorPage, error_pages, reference
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, say, show
 
 
-@click.command(epilog="Example: stageline errors SL101")
+@click.command(
+    cls=Command,
+    examples=("stageline errors SL101", "stageline errors --search disk"),
+    groups={"Which": ("--search",), "Output": ("--page",)},
+    codes=codes(usage="there is no such error"),
+)
 @click.argument("code", required=False)
 @click.option("--search", metavar="TEXT", help="List the errors that have TEXT in their explanation.")
 @click.option("--page", is_flag=True, help="Print the page of the documentation.")
 @options.as_json
 def errors(code: str | None, search: str | None, page: bool, as_json: bool) -> None:
-    """Explain the error CODE, as at the end of a message: its cause, what to do, an example. Without it, list all."""
+    """Explain the error CODE, as at the end of a message.
+
+    Its cause, what to do about it, and an example. Without CODE, all are listed.
+    """
     pages = error_pages()
     if page:
         click.echo(reference(pages.values()), nl=False)
