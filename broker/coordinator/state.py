@@ -294,15 +294,6 @@ class RunState:
         """
         return self.evaluations.trim(step, self.rounds) if self.config.keeps_best else Trim(step)
 
-    def lacks_checkpoint(self, complete: int, member: Member | None) -> bool:
-        """Return True if `member` was told of a newer checkpoint than the records have, so that they must be stale.
-
-        Args:
-            complete: The newest checkpoint that was announced to the member.
-            member: The member, or None if there is none; then returns False.
-        """
-        return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
-
     def broadcast(self, message: FromBroker) -> None:
         """Send `message` to every reachable worker with a place."""
         self.outgoing += [(member.sender, message) for member in self.registry.reachable() if member.sender]
