@@ -35,7 +35,7 @@ from stageline.broker.control.store import Store
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill
-from stageline.broker.ledger.member import Member, MemberStatus
+from stageline.broker.ledger.member import MemberStatus
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Registry
