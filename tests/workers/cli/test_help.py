@@ -131,6 +131,8 @@ def test_the_help_of_every_command_has_the_exit_codes_that_all_commands_have(
         ("checkpoint import nowhere out", 2),
         ("checkpoint import nowhere out --plan nowhere", 2),
         ("doctor nowhere", 78),
+        ("errors SL101", 0),
+        ("errors SL110", 2),
         ("eval nowhere", 2),
         ("export nowhere out.safetensors", 2),
         ("init .", 2),
