@@ -20,7 +20,7 @@ class LineSignature(Extension):
 
 
 def _parameter(field: Attribute, kind: ParameterKind) -> Parameter | None:
-    """Return the parameter that sets a field, without the field's row in the table of arguments; None for a property."""
+    """Return the parameter that sets a field, without its row in the table of arguments; None for a property."""
     match field.annotation:
         case ExprSubscript(left=left, slice=ExprTuple(elements=[annotation, *_])) if str(left) == "Annotated":
             return Parameter(field.name, annotation=annotation, kind=kind, default=field.value)
