@@ -24,8 +24,9 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
 }
-COPIED = (".md", ".svg", ".json", ".css")
+COPIED = (".md", ".svg", ".png", ".json", ".css", ".js")
 FETCHED = re.compile(r'<script src="https?://[^"]*"[^>]*></script>')
+PICTURE = re.compile(r'<img [^>]*src="([^"]+\.svg)"[^>]*>')
 LINE_ANCHOR = re.compile(r'<a id="__codelineno-[^"]*"[^>]*></a>')  # links without a name, before each line of code
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
@@ -74,12 +75,15 @@ def assemble(folder: Path) -> None:
 
 
 def finish(site: Path) -> None:
-    """Remove what pages of a built site would fetch over the network, and links without a name.
+    """Remove what pages of a built site would fetch over the network, and links without a name; link pictures.
+
+    A picture leads to itself, in a window of its own size.
 
     The site's generator adds a script for browsers whose web workers cannot read local files.
     """
     for page in site.rglob("*.html"):
         text = LINE_ANCHOR.sub("", FETCHED.sub("", page.read_text(encoding="utf-8")))
+        text = PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', text)
         page.write_text(text, encoding="utf-8")
 
 

@@ -138,11 +138,12 @@ REACHING = {
     "workers/extras/preflight/pure_prefix.py": "likewise",
     "workers/extras/preflight/trial.py": "likewise",
     "workers/extras/preflight/trial_stages.py": "likewise",
+    "workers/extras/preflight/trials.py": "says how a process has ended, in the words of the broker",
     "workers/extras/preflight/worker_memory.py": "counts what transports and offloaded files take",
     "workers/extras/recording/recorder.py": "records in the form of messages",
     "workers/extras/recording/records.py": "likewise",
     "workers/extras/recording/replay.py": "carries out one instruction without a loop",
-    "workers/extras/recording/reading.py": "reads which microbatches were skipped",
+    "workers/extras/recording/skipping.py": "stands between the executor and its losses",
     "workers/extras/recording/tap_writer.py": "follows the loop and its progress",
 }
 
@@ -150,7 +151,6 @@ REACHING = {
 # public names import extras by purpose, and `worker_feature.py` names features in a table.
 ON_EXTRAS = {
     "workers/launch/launch.py": "tries a plan before it runs",
-    "workers/launch/trials.py": "likewise, and finds machines for stages",
 }
 
 # What only the edge may touch: clocks, chance, the system, threads, sockets.

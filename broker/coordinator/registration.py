@@ -37,7 +37,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 from stageline.pipeline.program import Queue
 
-from . import records
+from . import records, reports
 from .restart import lose_records, waiting_for
 from .run import RunConfig
 from .script_place import place_of
@@ -153,7 +153,7 @@ def outdates_records(run: RunState, hello: Hello) -> str:
     if memory is None:
         proven = has_lost_its_start(run, hello)
     else:
-        ahead = run.lacks_checkpoint(memory.complete, run.registry.current(hello.incarnation))
+        ahead = reports.lacks_checkpoint(run, memory.complete, run.registry.current(hello.incarnation))
         proven = memory.run == run.id and (ahead or run.registry.is_unknown(hello.incarnation))
     return f"{hello.name} knows more of the run than the broker's records, which are lost or stale" if proven else ""
 

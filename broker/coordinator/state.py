@@ -35,7 +35,7 @@ from stageline.broker.control.store import Store
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill
-from stageline.broker.ledger.member import Member, MemberStatus
+from stageline.broker.ledger.member import MemberStatus
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Registry
@@ -293,15 +293,6 @@ class RunState:
         Snapshots of the best round of evaluation before it stay. Returns None as long as that round is not known.
         """
         return self.evaluations.trim(step, self.rounds) if self.config.keeps_best else Trim(step)
-
-    def lacks_checkpoint(self, complete: int, member: Member | None) -> bool:
-        """Return True if `member` was told of a newer checkpoint than the records have, so that they must be stale.
-
-        Args:
-            complete: The newest checkpoint that was announced to the member.
-            member: The member, or None if there is none; then returns False.
-        """
-        return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
 
     def broadcast(self, message: FromBroker) -> None:
         """Send `message` to every reachable worker with a place."""

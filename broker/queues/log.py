@@ -34,10 +34,6 @@ _OF_CALLS = (
 )
 
 
-def _never(reason: str, since: float) -> bool:
-    return False
-
-
 class RetentionBudget:
     """Limits of all logs of one worker together: `memory` bytes, and `disk` bytes of what does not fit there."""
 
@@ -46,7 +42,7 @@ class RetentionBudget:
         memory: int = UNLIMITED,
         disk: int = 0,
         folder: str | None = None,
-        wait: Callable[[str, float], bool] = _never,
+        wait: Callable[[str, float], bool] = lambda reason, since: False,
     ) -> None:
         """Make a budget of which nothing is used.
 

@@ -11,7 +11,7 @@ from stageline.pipeline.model_names import matches, near, unmatched
 from stageline.pipeline.plan import Plan, PlanError
 from stageline.pipeline.stage.layers.layer import joined
 
-from .layered.pieces import TracedLayer
+from .layered.traced_layer import TracedLayer
 from .segment import Segment
 
 if TYPE_CHECKING:

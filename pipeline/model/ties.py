@@ -21,7 +21,7 @@ from stageline.pipeline.program import Ties
 from stageline.pipeline.schedule import Mode
 from stageline.pipeline.stage.layers.memory import copied, parameter_like
 
-from .layered.pieces import TracedPiece
+from .layered.traced_layer import TracedPiece
 from .segment import Segment
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")

@@ -4,7 +4,7 @@ Its settings come from a file, the environment and `--set`; `merged` says which 
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -120,7 +120,7 @@ class Plan(PlanTables):
             ScheduleRefused: The schedule cannot run on the plan's workers.
         """
         choice = self.schedule
-        return make_schedule(
+        made = make_schedule(
             choice.begins_with,
             self.placement,
             choice.in_step,
@@ -131,6 +131,7 @@ class Plan(PlanTables):
             first_trainable=first_trainable,
             shares=self.shares,
         )
+        return replace(made, name=choice.name) if choice.is_function else made
 
     def with_cut(self, cut: Sequence[int]) -> "Plan":
         """Return the plan, cut before the layers with the numbers `cut` into as many stages as the plan has."""

@@ -333,6 +333,8 @@ def _field(key: Key) -> FieldInfo:
 def _meant(key: Key) -> str:
     *path, name = key
     known = section(key[0]).model_fields
+    if name in PlanTables.model_fields.keys() - TABLES:
+        return f"write {name} before the first table of the plan, such as [run]"
     if near := nearest(name, known):
         return near
     for table in TABLES:

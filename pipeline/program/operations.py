@@ -57,7 +57,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         count: Messages of a step, or of the other unit that `per` names.
         order: Microbatches of a step that the queue carries, in the order of its messages. Empty for 0, 1, ..., count -
             1.
-        window: Messages that the consumer lets the producer send ahead. 0 if the schedule's bound decides.
+        window: Messages that the consumer lets the producer send ahead. None if the schedule's bound decides.
         codec: Name of the codec that encodes the tensors.
         begins: First step that has messages in the queue.
         ends: Step from which on no message is put. None if all steps have messages.
@@ -72,17 +72,21 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     per: Per = Per.MICROBATCH
     count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
     order: tuple[Place, ...] = ()
-    window: int = 0
+    window: Annotated[int, msgspec.Meta(ge=1)] | None = None
     codec: Annotated[str, msgspec.Meta(max_length=100)] = "lossless"
     begins: int = 0
     ends: int | None = None
     signals: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a name that cannot travel, or an order that does not have `count` microbatches."""
+        """Raise `ValueError` for a wrong name or window, or for an order that does not have `count` microbatches."""
         if not re.match(_NAME, self.name):
             raise ValueError(
                 f"{self.name!r} is no name for a queue, which has 1 to {LONGEST_NAME} printable ASCII characters"
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(
+                f"queue {self.name} has window={self.window}; expected at least 1, or none: then the schedule decides"
             )
         if self.order and len(self.order) != self.count:
             raise ValueError(f"queue {self.name} has {self.count} messages a step, and an order of {len(self.order)}")

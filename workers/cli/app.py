@@ -13,11 +13,13 @@ from typing import Any
 
 import click
 import msgspec
+from click.shell_completion import add_completion_class
 
 from stageline.broker.transports.sockets.descriptors import raise_descriptor_limit
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 
+from .completion import SHELLS
 from .help import MEANINGS, CommandGroup
 from .output import CommandFailed, as_facts, message_of, say
 
@@ -102,6 +104,10 @@ def _demand_utf8(arguments: Sequence[str]) -> None:
 def _demand_path(what: str, path: str, way_out: str) -> None:
     if not is_utf8(path):
         raise CommandFailed(f"{what}, {path!a}, is not UTF-8: {way_out}", ExitCode.USAGE)
+
+
+for _shell in SHELLS:
+    add_completion_class(_shell)
 
 
 @click.command(

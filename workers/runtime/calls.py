@@ -74,7 +74,7 @@ class Call:
 
     Attributes:
         kind: Kind of the call.
-        number: Number of the call, from 0.
+        number: Number of the call, from 0; a call that is only submitted has none yet, nor the next two.
         step: Training steps that come before it.
         evaluation: Evaluated batches that come before it.
         inputs: Tree of tensors whose dimension 0 counts the rows of the whole batch; None where the worker has no use
@@ -87,9 +87,9 @@ class Call:
     """
 
     kind: CallKind
-    number: int
-    step: int
-    evaluation: int
+    number: int = 0
+    step: int = 0
+    evaluation: int = 0
     inputs: Tree = None
     targets: Tree = None
     state: Mapping[str, Tensor] | None = None

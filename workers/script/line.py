@@ -16,7 +16,7 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.calls import UNDER_WAY, CallKind, batches_of_step
+from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, batches_of_step
 
 from .arguments import LineCall, Model, given_as
 from .begin import begin_run
@@ -264,7 +264,7 @@ class Line(AbstractContextManager["Line"]):
         self._demand_averages(ema=ema)
         rows(x)
         self._check_inputs(x, self._options.accumulate)
-        return concatenate(only(self._call(CallKind.PREDICT, _copied(x), ema=ema).result()))
+        return concatenate(only(self._call(Call(CallKind.PREDICT, inputs=_copied(x), ema=ema)).result()))
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return the weights under the unsplit model's names, in its order, on the CPU.
@@ -280,7 +280,7 @@ class Line(AbstractContextManager["Line"]):
         self._demand_averages(ema=ema)
         if self._closed == FINISHED:
             return self._weights.in_order(self._run.weights(ema=ema))
-        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE, ema=ema).result())
+        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(Call(CallKind.STATE, ema=ema)).result())
         return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -290,7 +290,8 @@ class Line(AbstractContextManager["Line"]):
             ModelRefused: Names are missing or unknown, or shapes or dtypes differ; the line has not changed.
         """
         self._weights.check(state)
-        self._call(CallKind.LOAD, state={name: tensor.detach().clone() for name, tensor in state.items()}).result()
+        copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+        self._call(Call(CallKind.LOAD, state=copies)).result()
 
     def save(self, folder: str | Path) -> None:
         """Save a checkpoint of all calls so far in `folder`, which is created and must be empty.
@@ -300,7 +301,7 @@ class Line(AbstractContextManager["Line"]):
         Raises:
             NotSaved: The checkpoint cannot be saved; nothing of it is left, and the line can continue.
         """
-        self._run.save(Path(folder), lambda draft: self._call(CallKind.SAVE, draft).result())
+        self._run.save(Path(folder), lambda draft: self._call(Call(CallKind.SAVE, inputs=draft)).result())
 
     def timetable(self) -> Timetable:
         """Return the begin and end of each action of the newest training step that the workers have reported.
@@ -349,17 +350,9 @@ class Line(AbstractContextManager["Line"]):
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
             self._check_inputs(inputs, self._options.accumulate // of_step)
-        return self._call(kind, _copied(x), _copied(y), ema=ema)
+        return self._call(Call(kind, inputs=_copied(x), targets=_copied(y), ema=ema))
 
-    def _call(
-        self,
-        kind: CallKind,
-        x: Tree = None,
-        y: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> "Future[Replies]":
+    def _call(self, call: Call) -> "Future[Replies]":
         """Submit a call, and return the future of its replies.
 
         With `MOST` calls without replies it waits until only `UNDER_WAY` are left. Errors of earlier calls are raised
@@ -373,7 +366,7 @@ class Line(AbstractContextManager["Line"]):
         if len(self._waiting) >= MOST:
             while len(self._waiting) > UNDER_WAY:
                 self._waiting.pop(0).result()
-        done = self._run.submit(kind, x, y, state, ema=ema)
+        done = self._run.submit(call)
         self._waiting.append(done)
         return done
 

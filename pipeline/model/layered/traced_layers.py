@@ -37,7 +37,8 @@ from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
 from .export import COMPUTED, Example, Forward, traced_forward
-from .pieces import TracedFunction, TracedPiece, TwoModes, Values, outer_calls, pieces_of
+from .pieces import outer_calls, pieces_of
+from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
 
 _Hooks = Sequence[tuple[str, object]]  # each with its title
 

@@ -149,6 +149,7 @@ WRONG = [
     ({"workers": {"0": 1}}, "workers.0", "this is a table: write [workers.0], and its keys below"),
     ({"run__sede": 1}, "run.sede", 'there is no such key; did you mean "seed"?'),
     ({"run__microbatches": 1}, "run.microbatches", "there is no such key; did you mean schedule.microbatches?"),
+    ({"run__features": ["noise.py:Noise"]}, "run.features", "write features before the first table of the plan"),
     ({"data__colour": 1}, "data.colour", "there is no such key; arguments for the factory go into [data.options]"),
     ({"broker__colour": 1}, "broker.colour", "there is no such key; there are url"),
     ({"shedule__name": "1f1b"}, "shedule", 'there is no such table; did you mean "schedule"?'),

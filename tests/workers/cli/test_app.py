@@ -111,20 +111,6 @@ def test_the_version_is_printed_and_no_command_at_all_gives_the_help(capsys):
     assert capsys.readouterr().err.startswith("Usage: stageline")
 
 
-def test_the_shell_completes_commands_and_schedules(workspace):
-    def completed(words: str) -> list[str]:
-        ended = workspace.command(
-            cold=True,
-            _STAGELINE_COMPLETE="bash_complete",
-            COMP_WORDS=f"stageline {words}",
-            COMP_CWORD=str(len(words.split())),
-        )
-        return [line.partition(",")[2] for line in ended.stdout.splitlines()]
-
-    assert completed("tr") == ["train"]
-    assert completed("schedule show 1") == ["1f1b"]
-
-
 @pytest.mark.parametrize("arguments", [["schedule", "list"], ["--help"], ["status", "--broker", "ipc:///nowhere"]])
 def test_what_needs_neither_torch_nor_a_plan_does_not_wait_for_their_imports(arguments):
     slow = "{'torch', 'pydantic'} & sys.modules.keys()"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stageline.pipeline.errors import ExitCode
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.options import RUNS
 from stageline.workers.cli.output import CommandFailed, answer, counted, say, show, size, span
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.regroup import Share
     from stageline.workers.checkpoint.source import CheckpointRow, CheckpointSource, SnapshotState
 
-_newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
+_newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False, shell_complete=completion.runs)
 
 
 @click.group(cls=CommandGroup)
@@ -40,10 +40,21 @@ def checkpoint() -> None:
     groups={"Plan": ("--plan",), "Checkpoint": ("--worker", "--write")},
     codes=codes(ExitCode.REFUSED, failed="a snapshot is damaged or not here"),
 )
-@click.argument("run", metavar="RUN", type=click.Path())
+@options.run
 @options.sets
-@click.option("--plan", "config", type=click.Path(), help="The plan. Default: that of the run, with its --set.")
-@click.option("--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest here.")
+@click.option(
+    "--plan",
+    "config",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="The plan. Default: that of the run, with its --set.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=1),
+    shell_complete=completion.steps,
+    help="The checkpoint of this step. Default: the newest here.",
+)
 @click.option("--worker", type=click.IntRange(min=0), help="Only for this worker of the new plan.")
 @click.option("--write", is_flag=True, help="Make the new snapshots, in a folder beside RUN.")
 @options.as_json
@@ -159,7 +170,10 @@ def ls(run: str | None, as_json: bool) -> None:
 )
 @_newest
 @click.option(
-    "--step", type=click.IntRange(min=1), help="Only the checkpoint of this step, which all stages must have."
+    "--step",
+    type=click.IntRange(min=1),
+    shell_complete=completion.steps,
+    help="Only the checkpoint of this step, which all stages must have.",
 )
 @options.as_json
 def verify(run: str | None, step: int | None, as_json: bool) -> None:
@@ -191,7 +205,13 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
 )
 @click.argument("source", type=click.Path())
 @click.argument("out", type=click.Path())
-@click.option("--plan", "config", type=click.Path(), help="Compare with this plan's model, and write a file per stage.")
+@click.option(
+    "--plan",
+    "config",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="Compare with this plan's model, and write a file per stage.",
+)
 @options.sets
 def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) -> None:
     """Write the weights in SOURCE to OUT, which must not exist.

@@ -134,15 +134,16 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
 
         click.echo(json.dumps(plan_schema(), indent=2))
         return
-    from stageline.workers.launch import template, trials
+    from stageline.workers.extras.preflight import trials
+    from stageline.workers.launch import template
 
-    read = options.plan_of(config, sets)
-    if hosts is not None:
-        found_fit = trials.fitted(read, options.plan_arguments(config, sets), hosts)
-        answer(found_fit, as_json, partial(show_fit, found_fit))
-        return
+    read, named = options.plan_of(config, sets), options.plan_arguments(config, sets)
     with template.Template() as processes:
-        found = trials.try_plan(read, options.plan_arguments(config, sets), processes).estimate
+        if hosts is not None:
+            found_fit = trials.fitted(read, named, processes, hosts)
+            answer(found_fit, as_json, partial(show_fit, found_fit))
+            return
+        found = trials.try_plan(read, named, processes).estimate
     answer(found, as_json, partial(_show, read, found))
 
 

@@ -25,7 +25,7 @@ _TITLES = {"accuracy": "accuracy", "r2": "R²"}
     groups={"Probe": ("--layers", "--target", "--pool", "--rows"), "Output": ("--out",)},
     codes=codes(usage="an option is wrong, or the run has no taps", failed="the taps are damaged, or cannot be probed"),
 )
-@click.argument("run", type=click.Path())
+@options.run
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Probe these layers only. May be repeated.")
 @click.option("--target", metavar="NAME", help="Which part of the targets to predict, if they have several.")
 @click.option(

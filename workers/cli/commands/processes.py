@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import log_to_stderr, say
 
@@ -45,6 +45,7 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
     "--broker",
     callback=options.address(dials=True),
     metavar="URL",
+    shell_complete=completion.broker_addresses,
     help="The broker's address. Default: broker.url of the plan.",
 )
 @click.option(
@@ -53,6 +54,7 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
     flag_value="",
     callback=_address_if_given,
     metavar="URL",
+    shell_complete=completion.broker_addresses,
     help=f"Join the script whose broker is there; without a URL, at {ADDRESS} of the environment. Takes no CONFIG.",
 )
 @click.option("--index", type=click.IntRange(min=0), help="Index of the worker in the plan. Default: any free one.")
@@ -164,9 +166,16 @@ def _work_for_script(
     "--bind",
     callback=options.address(dials=False),
     metavar="URL",
+    shell_complete=completion.broker_addresses,
     help="Address to listen at. Default: broker.url of the plan.",
 )
-@click.option("--run", metavar="ID", callback=options.run_id, help="Continue the run with this id. Default: a new run.")
+@click.option(
+    "--run",
+    metavar="ID",
+    callback=options.run_id,
+    shell_complete=completion.run_ids,
+    help="Continue the run with this id. Default: a new run.",
+)
 @click.option(
     "--resume",
     is_flag=True,

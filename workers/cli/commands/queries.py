@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from stageline.pipeline.errors import ExitCode
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, CommandGroup, codes
 from stageline.workers.cli.options import RUNS, answer_about
 from stageline.workers.cli.output import (
@@ -77,6 +77,7 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
 @click.option(
     "--stage",
     callback=options.stage_label,
+    shell_complete=completion.stages,
     help="Explain the wait of this stage or replica. Default: the longest one.",
 )
 @options.as_json

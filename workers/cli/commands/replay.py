@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, answer, say
 
@@ -32,10 +32,14 @@ _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: 
         interrupted="interrupted, or left the debugger",
     ),
 )
-@click.argument("where", type=click.Path())
+@click.argument("where", type=click.Path(), shell_complete=completion.runs_and_plans)
 @options.sets
 @click.option(
-    "--stage", callback=options.stage_label, required=True, help='Which stage, counted from 0, or replica, as "1.0".'
+    "--stage",
+    callback=options.stage_label,
+    shell_complete=completion.stages,
+    required=True,
+    help='Which stage, counted from 0, or replica, as "1.0".',
 )
 @click.option("--step", type=click.IntRange(min=0), required=True, help="The step, counted from 0.")
 @click.option("--microbatch", type=click.IntRange(min=0), required=True, help="The microbatch, counted from 0.")

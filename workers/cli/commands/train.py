@@ -12,7 +12,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.program import Timed
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
 from stageline.workers.extras import drawing as timetable
@@ -50,6 +50,7 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
     is_flag=False,
     flag_value="",
     callback=options.run_id,
+    shell_complete=completion.run_ids,
     help="Continue a stopped run, also with another cut, schedule or workers. Default: the plan's newest.",
 )
 @click.option(

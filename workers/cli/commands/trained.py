@@ -13,7 +13,7 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import as_interrupts
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, show
 
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
     from stageline.workers.extras.forward.forward_run import Measured
     from stageline.workers.script.arguments import Workers
 
-_plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
+_plan = click.option(
+    "--plan",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="The plan's file or folder, with its code. Default: the run's.",
+)
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
 _device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
 _ema = click.option("--ema", is_flag=True, help="With the averages of the weights, which optimizer.ema_decay keeps.")
@@ -202,7 +207,12 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     show_default=True,
     help="For transformers: the most that a file may have, such as 500MiB.",
 )
-@click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
+@click.option(
+    "--plan",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="For transformers, without --config: the plan. Default: the run's.",
+)
 def export(
     run: str,
     out: str,

@@ -31,7 +31,7 @@ from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.runtime.calls import UNDER_WAY, CallKind
+from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind
 from stageline.workers.runtime.executor import Metric
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.script.arguments import LineCall, Workers
@@ -142,7 +142,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             if len(waiting) >= UNDER_WAY:
                 yield self._result(*waiting.popleft())
             with self._explained(waiting[0][0] if waiting else inputs):  # an earlier one may have failed
-                waiting.append((inputs, self._run.submit(kind, inputs, targets)))
+                waiting.append((inputs, self._run.submit(Call(kind, inputs=inputs, targets=targets))))
         while waiting:
             yield self._result(*waiting.popleft())
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.disk.tensor_file import forms_in, read_tensors
 from stageline.workers.runs.folder import RESULT
-from stageline.workers.runtime import skipping
 
+from . import skipping
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapLayer, TapPlace, TapsAbout, place_of, stage_folder
 
 Activations = Tensor | dict[str, Tensor]  # of a layer that returns one tensor; by their places in what it returns

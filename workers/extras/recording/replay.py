@@ -19,7 +19,7 @@ from stageline.broker.codec.message import Message, encode, fingerprint, read_he
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.pipeline.program import Instruction
-from stageline.pipeline.schedule import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
+from stageline.pipeline.schedule import ENDS_MICROBATCH, PER_MICROBATCH, Action, Kind
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree, describe
 from stageline.workers.checkpoint.directory import FOLDER as CHECKPOINTS
@@ -27,12 +27,12 @@ from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin, SnapshotDamaged, read_snapshot
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.runtime.skipping import SkipLog, Skipping, leaves_out
 
 from .recorder import number_of, taken_queues
 from .records import MESSAGES, Direction, NotRecorded, Place, Reason, RecordDirectory, RecordedMessage, messages_in
+from .skipping import SkipLog, Skipping, leaves_out
 
-_NOT_REPLAYED = {Kind.TIED, *ONCE_PER_STEP}  # they compute nothing of a microbatch
+_REPLAYED = PER_MICROBATCH - {Kind.TIED}  # the others compute nothing of a microbatch
 
 
 class NoSuchMicrobatch(StagelineError):
@@ -51,7 +51,7 @@ class ReplayTarget(NamedTuple):
     def is_of(self, instruction: Instruction) -> bool:
         """Return True if `instruction` is a forward or a backward of this microbatch."""
         action = instruction.action
-        return (action.stage, instruction.step, action.microbatch) == self and action.kind not in _NOT_REPLAYED
+        return (action.stage, instruction.step, action.microbatch) == self and action.kind in _REPLAYED
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,9 @@ def _path_of_bad(
     folder = records.bad(wanted.step, wanted.microbatch)
     state = read_snapshot(folder, wanted.stage, wanted.step, origin).state
     of_the_microbatch = (Action(kind, wanted.stage, wanted.microbatch) for kind in Kind)
-    failed = next(each for each in of_the_microbatch if str(each) == reason.action)
+    failed = next((each for each in of_the_microbatch if str(each) == reason.action), None)
+    if failed is None:
+        raise NotRecorded(f"{reason.action}, which failed, is an operation of a feature: it cannot be run again alone")
     instructions = [job.program.instruction(wanted.step, each) for each in failed.way]
     messages = messages_in([folder / MESSAGES])
     for instruction in instructions:

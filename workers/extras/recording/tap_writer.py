@@ -30,9 +30,9 @@ from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.skipping import MARK
-from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, has_room
+from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, awaited
 
+from .skipping import MARK
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
 
 KEY = "taps"  # under which files wait at the writer
@@ -144,7 +144,7 @@ class TapWriter(WorkerFeature):
 
     def _put(self, folder: Path, place: TapPlace, tensors: Mapping[str, Tensor]) -> None:
         path, size = folder / place.file, sum(each.nbytes for each in tensors.values())
-        self._demand(has_room(self._writer, KEY, self._progress, "what was tapped is", LONGEST_WRITE))
+        self._demand(awaited(partial(self._writer.has_room, KEY), self._progress, "what was tapped is", LONGEST_WRITE))
         self._writer.submit(partial(_write, path, tensors), KEY, size + 1, what=f"write {path}")
 
     def _demand(self, done: bool) -> None:

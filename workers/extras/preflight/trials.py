@@ -32,7 +32,8 @@ from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.workers.extras.fitting import HostFit, LayerTimes, fit, read_hosts
-from stageline.workers.extras.preflight.trial_result import (
+
+from .trial_result import (
     ChosenMemory,
     MeasuredCut,
     MeasuredLayers,
@@ -43,8 +44,6 @@ from stageline.workers.extras.preflight.trial_result import (
     agrees,
     repeats,
 )
-
-from .template import Template
 
 POLL = 0.02  # seconds between two looks at the processes
 TO_ANSWER = 1.0  # seconds for a process that hangs to tell its line
@@ -102,20 +101,6 @@ def try_plan(
     elif difference:
         raise ModelRefused(difference)
     return tried[0]
-
-
-def measure_layers(plan: Plan, arguments: Sequence[str], spawn: Spawn) -> MeasuredLayers:
-    """Return the cost of each layer of the plan, measured in a process.
-
-    Args:
-        plan: Plan to measure.
-        arguments: Arguments that name the plan on a command line.
-        spawn: Starts the process.
-
-    Raises:
-        PlanRefused, ModelRefused, DataError: The plan cannot work.
-    """
-    return cast(MeasuredLayers, _carried_out(plan, [*arguments, "--costs"], spawn, 1)[0])
 
 
 def cut_arguments(cut: Sequence[int]) -> list[str]:
@@ -255,12 +240,13 @@ class _TrialProcess(AbstractContextManager["_TrialProcess"]):
         return os.pread(self._file.fileno(), size - offset, offset)
 
 
-def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:
+def fitted(plan: Plan, arguments: Sequence[str], spawn: Spawn, hosts: Path) -> HostFit:
     """Return the stages of `plan` for the machines in the file `hosts`.
 
     Args:
         plan: Plan to place.
         arguments: Arguments that name the plan on a command line.
+        spawn: Starts the process that measures.
         hosts: File of machines.
 
     Raises:
@@ -268,8 +254,7 @@ def fitted(plan: Plan, arguments: Sequence[str], hosts: Path) -> HostFit:
         NoFit: No stages have room on the machines.
     """
     machines = read_hosts(hosts)
-    with Template() as processes:
-        measured = measure_layers(plan, arguments, processes)
+    measured = cast(MeasuredLayers, _carried_out(plan, [*arguments, "--costs"], spawn, 1)[0])
     return fit(_layers(measured), machines, measured.microbatches)
 
 

@@ -26,11 +26,10 @@ from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
-
-from .executor import Executor
-from .job import Job
-from .losses import BadMicrobatch, ComputeFailed, Culprit
-from .worker_feature import WorkerFeature, WorkerPlace
+from stageline.workers.runtime.executor import Executor
+from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.losses import BadMicrobatch, ComputeFailed, Culprit
+from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 FOLDER = "skipped"
 MARK: Tree = {"stageline": "skip"}  # travels in an activation's place

@@ -9,8 +9,8 @@ from torch import nn
 from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.plan import read_plan
 from stageline.workers.extras.recording.replay import ReplayTarget, replay
+from stageline.workers.extras.recording.skipping import IN_A_ROW
 from stageline.workers.runtime.job import prepare
-from stageline.workers.runtime.skipping import IN_A_ROW
 from support.fork_server import ForkServer, Kill
 from support.workspace import DATA, Workspace
 

@@ -12,7 +12,7 @@ import pytest
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import read_plan
 from stageline.workers.extras.preflight.trial_result import TriedPlan
-from stageline.workers.launch.trials import TrialFailed, try_plan
+from stageline.workers.extras.preflight.trials import TrialFailed, try_plan
 from support.fork_server import ForkedCommand, ForkServer
 from support.workspace import DATA, MODEL, Workspace
 
