@@ -11,16 +11,17 @@ from griffe import Attribute, ExprSubscript, ExprTuple, Extension, Module, Param
 class LineSignature(Extension):
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         arguments = pkg["workers.script.arguments"]
-        keywords = (_parameter(field) for field in arguments["LineOptions"].attributes.values())
-        model = Parameter("model", annotation="Model", kind=ParameterKind.positional_or_keyword)
+        model = _parameter(arguments["LineCall.model"], ParameterKind.positional_or_keyword)
+        options = arguments["LineOptions"].attributes.values()
         init = pkg["workers.script.line.Line.__init__"]
-        init.parameters = Parameters(init.parameters["self"], model, *filter(None, keywords))
+        parameters = (model, *(_parameter(field, ParameterKind.keyword_only) for field in options))
+        init.parameters = Parameters(init.parameters["self"], *filter(None, parameters))
         init.docstring = None  # the class documents the arguments
 
 
-def _parameter(field: Attribute) -> Parameter | None:
-    """Return the keyword that sets a field, without the field's row in the table of arguments; None for a property."""
+def _parameter(field: Attribute, kind: ParameterKind) -> Parameter | None:
+    """Return the parameter that sets a field, without its row in the table of arguments; None for a property."""
     match field.annotation:
         case ExprSubscript(left=left, slice=ExprTuple(elements=[annotation, *_])) if str(left) == "Annotated":
-            return Parameter(field.name, annotation=annotation, kind=ParameterKind.keyword_only, default=field.value)
+            return Parameter(field.name, annotation=annotation, kind=kind, default=field.value)
     return None

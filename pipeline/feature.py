@@ -48,13 +48,26 @@ Compute = Callable[[Any, Sequence[Tree]], Tree]  # of an operation and what it r
 
 
 class FeatureRefused(StagelineError):
-    """Error that a list of features cannot be used; the text names those that are in conflict, and the way out."""
+    """Error that a list of features cannot be used together.
 
+    Mend: List each feature once, and name as neighbours only features of this run.
+
+    Example: two features are called noise: list it once, or give one another name
+    """
+
+    error_code = "SL107"
     exit_code = ExitCode.REFUSED
 
 
 class FeatureFailed(StagelineError):
-    """Error that a hook of a feature raised; the text names feature and operation, and the exception is the cause."""
+    """Error that a hook of a feature raised.
+
+    Mend: Mend the line of the feature that the message names.
+
+    Example: the feature noise failed in 1F3: ValueError: no scale (noise.py, line 20, in around)
+    """
+
+    error_code = "SL210"
 
 
 class Feature:

@@ -125,7 +125,7 @@ class Sampling:
             return called(partial(self.collate, samples), f"samples {_listed(indices)}", "make no batch")
         except DataError as error:
             way_out = "Return tensors of one shape from the dataset, or give a collate_fn"
-            raise DataError(f"{error}. {_unlike(indices, samples)}. {way_out}.") from error.__cause__
+            raise DataError(f"{error.args[0]}. {_unlike(indices, samples)}. {way_out}.") from error.__cause__
 
 
 def length_of(dataset: Any) -> int:

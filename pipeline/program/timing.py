@@ -97,7 +97,14 @@ class Costs:
 
 
 class Deadlock(UnsoundSchedule):
-    """Workers wait for each other for ever; the text names what each of them waits for."""
+    """Error that the workers of a schedule wait for each other for ever.
+
+    Mend: Reorder the actions that the message names: one of them has to come before what its worker waits for.
+
+    Example: schedule mine.py:reverse deadlocks: worker 0 waits at 1F0 of step 0 for room in forward-1
+    """
+
+    error_code = "SL106"
 
 
 @dataclass(frozen=True, slots=True)

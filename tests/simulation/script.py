@@ -69,7 +69,7 @@ class SimulatedScript(SimulatedMember):
             self.incarnation = assigned.incarnation
             self._drive(control, assigned)
         except Stopped as stop:
-            return stop.code
+            return stop.exit_code
         except RunFailed as failure:
             if failure.exit_code == ExitCode.SAVED:
                 control.send(Goodbye(self.incarnation, str(failure)))

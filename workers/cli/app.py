@@ -16,7 +16,7 @@ import msgspec
 from click.shell_completion import add_completion_class
 
 from stageline.broker.transports.sockets.descriptors import raise_descriptor_limit
-from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.errors import Bug, ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 
 from .completion import SHELLS
@@ -30,10 +30,10 @@ PURPOSES: dict[str, Sequence[str]] = {
     "Run on several machines": ("broker", "worker"),
     "Look into a run": ("run", "why", "story", "queue", "metrics"),
     "Checkpoints and weights": ("checkpoint", "export", "predict", "eval"),
-    "Tools": ("schedule", "audit", "probe", "replay"),
+    "Tools": ("schedule", "audit", "probe", "replay", "errors"),
 }
 _ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
-_BUG = (
+_BUG = Bug.coded(
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
 

@@ -43,7 +43,7 @@ from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
-from .joining import JOIN, Joining, Stopped, WorkerIdentity
+from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
 from .session import BEAT, UNANSWERED, Reporter, Session
 
 log = structlog.get_logger()
@@ -135,9 +135,7 @@ class ControlThread:
                         reason = message.reason
                         log.info("standing by", reason=reason)
                     if message.step and now() - begun > workers_timeout:
-                        raise Stopped(
-                            f"{message.reason}, and no worker came within {workers_timeout:g} s", ExitCode.NO_WORKER
-                        )
+                        raise WorkersMissing(f"{message.reason}, and no worker came within {workers_timeout:g} s")
         if self._channel.trouble:
             raise BrokerUnreachable(f"no broker can be reached within {timeout:g} s: {self._channel.trouble}")
         raise BrokerUnreachable(

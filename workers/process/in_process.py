@@ -72,7 +72,7 @@ def _run(local: "_Local", on_status: Callable[[Facts], None], interrupted: Calla
     try:
         local.run(on_status, interrupted)
     except Stopped as stop:
-        return LaunchOutcome(stop.code, str(stop), local.status())
+        return LaunchOutcome(stop.exit_code, str(stop), local.status())
     except ComputeFailed as error:
         return LaunchOutcome(ExitCode.FAILED, local.explain(error), local.status())
     except (BrokerError, Stuck, WriteFailed) as error:

@@ -104,7 +104,14 @@ class Call:
 
 
 class CallRefused(StagelineError):
-    """Error that a call cannot be carried out: it is malformed, or not the next one."""
+    """Error that workers cannot carry out a call of a script.
+
+    Mend: Load weights that have the names and shapes of the model that the line was made with.
+
+    Example: the weights to load differ from those of stages 0, 1 in their names: head.weight
+    """
+
+    error_code = "SL515"
 
 
 class Position(msgspec.Struct, frozen=True):

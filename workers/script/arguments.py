@@ -325,7 +325,7 @@ def in_arguments_words() -> Iterator[None]:
     except PlanRefused as refused:
         raise PlanRefused(list(_of_arguments(refused.errors))) from None
     except ModelRefused as refused:
-        if (text := say(refused.parts, IN_A_SCRIPT)) == str(refused):
+        if (text := say(refused.parts, IN_A_SCRIPT)) == refused.args[0]:
             raise
         raise ModelRefused(text) from None
 

@@ -124,7 +124,7 @@ def test_all_that_is_wrong_is_reported_at_once_each_with_its_line(file: Path) ->
         ("--set", "run.foo"),
         ("STAGELINE_RUN__LOG_EVERY", "run.log_every"),
     }
-    assert str(refused.value).splitlines() == [str(error) for error in refused.value.errors]
+    assert refused.value.args[0].splitlines() == [str(error) for error in refused.value.errors]
 
 
 WRONG = [

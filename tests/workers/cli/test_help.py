@@ -11,6 +11,7 @@ import pytest
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.app import FIRST_DAY, PURPOSES, run, stageline
 from stageline.workers.cli.help import Command
+from support.paths import DOCS
 from support.workspace import PLAN, Workspace
 
 RUN = "runs/digits-20260131-101500-1f0c"
@@ -131,6 +132,8 @@ def test_the_help_of_every_command_has_the_exit_codes_that_all_commands_have(
         ("checkpoint import nowhere out", 2),
         ("checkpoint import nowhere out --plan nowhere", 2),
         ("doctor nowhere", 78),
+        ("errors SL101", 0),
+        ("errors SL110", 2),
         ("eval nowhere", 2),
         ("export nowhere out.safetensors", 2),
         ("init .", 2),
@@ -183,3 +186,10 @@ def test_without_a_command_the_five_of_a_first_day_are_shown_and_how_to_see_all(
     assert len(PURPOSES[FIRST_DAY]) == 5
     assert re.findall(r"^  (\w+)  .*\.$", printed.err, re.MULTILINE) == list(PURPOSES[FIRST_DAY])
     assert "stageline --help" in printed.err
+
+
+def test_the_page_of_commands_has_them_in_the_order_of_the_help() -> None:
+    table = (DOCS / "reference/commands.md").read_text().partition("| command |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"^\| ([\w ]*) ?\| \[`(\w+)", line)[0] for line in table.splitlines() if "[`" in line]
+    assert [purpose.strip() for purpose, _ in rows if purpose.strip()] == list(PURPOSES)
+    assert list(dict.fromkeys(name for _, name in rows)) == [name for names in PURPOSES.values() for name in names]

@@ -89,7 +89,7 @@ def test_features_wrap_what_a_stage_computes_the_first_outermost(workspace: Work
 
 def test_what_features_add_to_a_failure_stands_on_lines_of_its_own() -> None:
     features = [Doubling("outer", []), Doubling("inner", [])]
-    assert explained(features, ComputeFailed("stage 0 failed")) == "stage 0 failed\ninner keeps it."
+    assert explained(features, ComputeFailed("stage 0 failed")) == "stage 0 failed [SL203]\ninner keeps it."
 
 
 @pytest.mark.parametrize("factory", REGISTERED.values(), ids=REGISTERED)

@@ -15,6 +15,7 @@ from stageline.pipeline.program import Timed
 from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
+from stageline.workers.errors import RunFailed
 from stageline.workers.extras import drawing as timetable
 from stageline.workers.runs.folder import RESULT
 from stageline.workers.runs.owner import StartingRun
@@ -121,7 +122,8 @@ def _train(
         again = shlex.join(("stageline", "train", *shown, "--resume", launch.run))
         raise CommandFailed(f"{ended.reason}. Go on with: {again}\nThe logs are in {launch.folder}", ended.code)
     if ended.result is None:
-        raise CommandFailed(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
+        reason = ended.reason if ended.code == ExitCode.INTERRUPTED else RunFailed.coded(ended.reason)
+        raise CommandFailed(f"{reason}\nThe logs are in {launch.folder}", ended.code)
     if as_json:
         click.echo(msgspec.json.encode(ended.result))
     else:

@@ -51,7 +51,14 @@ def temporary_run_folder() -> OwnedFolder:
 
 
 class ForwardFailed(StagelineError):
-    """Failure of the stages to compute a batch; the text names the stage, the layer, its definition and its input."""
+    """Error that the stages could not compute a batch of `predict`, `eval` or `stageline.load`.
+
+    Mend: Give rows of the shape and dtype that the model was trained with; the message has the layer and the batch.
+
+    Example: stage 0 failed in 0F0. The batch is float32 [6, 5]
+    """
+
+    error_code = "SL508"
 
     def __init__(self, reason: str, exit_code: int) -> None:
         """Create the error with the exit code of the command."""

@@ -52,7 +52,16 @@ _NOTHING = "Nothing was trained"
 
 
 class TrialFailed(ModelRefused):
-    """Error: a trial has ended without a result, or took too long."""
+    """Error that the trial of a plan ended without a result, or took too long.
+
+    Mend: Raise `recovery.loading` if loading takes long. If memory ran out, set `data.check = false`, which runs one
+    trial instead of two; the log above has what the model or the data printed.
+
+    Example: the trial of the plan was still in the model after 600 s. If that may take this long, raise
+    recovery.loading. Nothing was trained
+    """
+
+    error_code = "SL109"
 
 
 def try_plan(

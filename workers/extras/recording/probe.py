@@ -26,7 +26,14 @@ FEW = 30  # rows to test on, below which a score is coarse
 
 
 class ProbeRefused(StagelineError):
-    """Refusal to train a probe on tapped outputs; the text says why."""
+    """Error that no probe can be trained on the tapped outputs.
+
+    Mend: Store targets, or more steps (`taps.every`), as the message says.
+
+    Example: no targets were stored: a probe learns to tell them from what a layer returned
+    """
+
+    error_code = "SL216"
 
 
 @dataclass(frozen=True, slots=True)

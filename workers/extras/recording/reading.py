@@ -21,12 +21,26 @@ _SHOWN = 3  # missing files that an error names
 
 
 class TapsUnusable(StagelineError):
-    """Failure to read or join tapped outputs; the text names the file or the layer, and the way out."""
+    """Error that tapped outputs cannot be read, joined, or used for a probe.
+
+    Mend: Bring the damaged or missing file back, or leave the layer out with `--layers`.
+
+    Example: layer head returned no tensor of numbers with a fraction whose dimension 0 counts rows: leave it out with
+    --layers
+    """
+
+    error_code = "SL213"
 
 
 class NoTaps(TapsUnusable):
-    """Absence of tapped outputs in a folder, or of those that were asked for."""
+    """Error that a folder has no tapped outputs, or not those that were asked for.
 
+    Mend: Name the folder of a run whose plan has `[taps]`, or one of the layers that the message lists.
+
+    Example: layer head was not tapped; encoder.4, encoder.5 were
+    """
+
+    error_code = "SL214"
     exit_code = ExitCode.USAGE
 
 

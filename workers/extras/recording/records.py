@@ -49,13 +49,27 @@ Description = TypeVar("Description", bound=msgspec.Struct)
 
 
 class NotRecorded(StagelineError):
-    """Refusal to replay a microbatch that is not recorded; the text says what is recorded, or how to record it."""
+    """Error that the microbatch to replay is not recorded.
 
+    Mend: Name one that the message lists, or run with `recovery.record = "bad"` or `"all"`.
+
+    Example: run a has recorded nothing. recovery.record = "bad" records what stops a run, "all" every microbatch since
+    the last but one checkpoint
+    """
+
+    error_code = "SL409"
     exit_code = ExitCode.USAGE
 
 
 class RecordDamaged(StagelineError):
-    """Damage of a file of recorded messages; the text names the file, the place and the fault."""
+    """Error that a file of recorded messages is damaged.
+
+    Mend: Replay another microbatch, or record again: the file cannot be repaired.
+
+    Example: runs/a/recorded/stage-1/reason is damaged: JSON is malformed
+    """
+
+    error_code = "SL410"
 
 
 class Direction(IntEnum):

@@ -36,8 +36,14 @@ _REPLAYED = PER_MICROBATCH - {Kind.TIED}  # the others compute nothing of a micr
 
 
 class NoSuchMicrobatch(StagelineError):
-    """Refusal to replay a stage, step or microbatch that the run does not have."""
+    """Error that the run does not have the stage, step or microbatch to replay.
 
+    Mend: Name one in the range that the message gives.
+
+    Example: there is no stage 4: the run has stages 0 to 1
+    """
+
+    error_code = "SL411"
     exit_code = ExitCode.USAGE
 
 

@@ -166,11 +166,11 @@ class Skipping(WorkerFeature):
         place = _place(instruction)
         self._in_a_row[place[0]] += 1
         if self._in_a_row[place[0]] == IN_A_ROW:
-            raise ComputeFailed(f"{error}. {IN_A_ROW} microbatches in a row are bad", error.culprit) from error
+            raise ComputeFailed(f"{error.args[0]}. {IN_A_ROW} microbatches in a row are bad", error.culprit) from error
         try:
             self._decisions.decide(place, str(error))
         except OSError as problem:
-            raise ComputeFailed(f"{error}. It could not be left out: {problem}", error.culprit) from error
+            raise ComputeFailed(f"{error.args[0]}. It could not be left out: {problem}", error.culprit) from error
         log.warning("a bad microbatch is left out", step=place[1], microbatch=place[2], reason=str(error))
 
     def _leave_out(self, instruction: Instruction) -> Tree:

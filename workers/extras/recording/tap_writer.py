@@ -42,7 +42,14 @@ log = structlog.get_logger()
 
 
 class TapFailed(WriteFailed):
-    """Failure to write tapped outputs; the text names the file and the reason."""
+    """Error that tapped outputs cannot be written.
+
+    Mend: Make room on the disk or make the folder writable, and resume the run.
+
+    Example: runs/a/taps cannot be written to: No space left on device
+    """
+
+    error_code = "SL215"
 
 
 class TapWriter(WorkerFeature):

@@ -31,7 +31,7 @@ from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers
 from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import Bug, ExitCode
 from stageline.pipeline.program import Per, Program
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
@@ -219,10 +219,10 @@ class Driver:
                 self._hand_out()
                 self._take_replies()
         except (BrokerError, Stopped) as error:
-            self._end(str(error), getattr(error, "code", ExitCode.FAILED))
+            self._end(str(error), error.exit_code)
         except Exception as bug:  # the script must not wait for a thread that is gone
             log.exception("the thread that calls the workers failed")
-            self._end(f"a bug in stageline: {type(bug).__name__}: {bug}", ExitCode.FAILED)
+            self._end(str(Bug(bug)), ExitCode.FAILED)
         finally:
             self._queues.close()
 

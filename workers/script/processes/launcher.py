@@ -171,7 +171,14 @@ def gpu_obstacle(devices: Iterable[str]) -> str:
 
 
 class NotStarted(StagelineError):
-    """Error: the processes of a scripted run could not be started."""
+    """Error that the processes of a script's run could not be started.
+
+    Mend: See the logs in the run's folder; the machine may lack memory or processes.
+
+    Example: the launcher (pid 812) has started no process within 60 s
+    """
+
+    error_code = "SL511"
 
 
 class LocalProcesses(AbstractContextManager["LocalProcesses"]):
@@ -378,7 +385,15 @@ _WAY_OUT = (
 
 
 class CannotFork(StagelineError):
-    """Error: this process holds a resource that its forks could not use."""
+    """Error that this process holds a resource that its forks could not use.
+
+    Mend: Make the `Line` before the script uses a GPU or runs a backward.
+
+    Example: the processes of a line are forks of this one, and it has used torch.cuda, which a fork cannot use any
+    more.
+    """
+
+    error_code = "SL510"
 
 
 def demand_forkable() -> None:

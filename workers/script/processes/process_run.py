@@ -248,7 +248,7 @@ class ProcessRun:
         try:
             return self._control.join(JOIN_TIMEOUT, workers_timeout=self._workers_timeout)
         except (BrokerUnreachable, Stopped) as error:
-            raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
+            raise self._failure(str(error), error.exit_code) from error
 
     def _drive(self, stack: ExitStack) -> Driver:
         sockets = stack.enter_context(tempfile.TemporaryDirectory(dir=self._processes.sockets))

@@ -94,7 +94,7 @@ def test_a_hang_is_named_with_the_users_line_and_ended_even_if_it_holds_the_inte
     line = line_of(file, code)
     assert str(failed.value) == (
         "the trial of the plan was still in the trial of one microbatch: stage 1, forward after 2 s, at forward "
-        f"({file}, line {line}). If that may take this long, raise recovery.loading. Nothing was trained"
+        f"({file}, line {line}). If that may take this long, raise recovery.loading. Nothing was trained [SL109]"
     )
     assert all(process.poll() is not None for process in tried.started)
 

@@ -8,7 +8,7 @@ from stageline.workers.extras.recording.replay import Replayed, ReplayOutcome, R
 from stageline.workers.runtime.losses import ComputeFailed
 from support.programs import calls_of
 
-RAISED = Reason(action="1F5", raised=True, reason="ValueError: one row only")
+RAISED = Reason(action="1F5", raised=True, reason="ValueError: one row only [SL203]")
 NOT_FINITE = Reason(action="1B5", raised=False, reason="the loss is nan")
 
 
