@@ -5,7 +5,7 @@ PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 export PYTHONDONTWRITEBYTECODE :=  # what each process would compile again is kept, also where the variable is set
 
-.PHONY: docs train test test-quick test-all sweep lint faults fuzz simulate mutants bench docker-test shape clean
+.PHONY: docs docs-check train test test-quick test-all sweep lint faults fuzz simulate mutants bench docker-test shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -57,6 +57,11 @@ docs: .venv/ready
 	$(BIN)/python docs/assemble.py build/docs
 	$(BIN)/zensical build --strict --clean
 	$(BIN)/python docs/assemble.py --finish build/site
+
+# Needs Node.js, its package registry and Chromium. PAGES=... checks pages with that in their name only.
+docs-check: docs
+	npm install --silent --no-save --prefix build/check puppeteer-core@24.43.1 axe-core@4.14.1
+	node docs/check.mjs $(PAGES)
 
 bench: .venv/checks
 	$(BIN)/python -m benchmarks

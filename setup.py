@@ -26,7 +26,11 @@ setup(
         "psutil>=6.0",
     ],
     extras_require={
-        "docs": ["zensical>=0.0.70"],
+        "docs": [
+            "zensical>=0.0.70",
+            "mkdocstrings-python>=2.0",  # the reference of the Python API, from docstrings
+            "ruff>=0.9",  # breaks the lines of long signatures
+        ],
         "examples": ["scikit-learn>=1.4"],
         "fuzz": ["atheris>=3.0"],  # has wheels for Linux
         "tensorboard": ["tensorboard>=2.16"],

@@ -24,8 +24,10 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "project/contributing.md",
     "SECURITY.md": "project/security.md",
 }
-COPIED = (".md", ".svg", ".json", ".css")
+COPIED = (".md", ".svg", ".png", ".json", ".css", ".js")
+SEARCH = "search-in-files.js"
 FETCHED = re.compile(r'<script src="https?://[^"]*"[^>]*></script>')
+PICTURE = re.compile(r'<img [^>]*src="([^"]+\.svg)"[^>]*>')
 LINE_ANCHOR = re.compile(r'<a id="__codelineno-[^"]*"[^>]*></a>')  # links without a name, before each line of code
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
@@ -74,12 +76,14 @@ def assemble(folder: Path) -> None:
 
 
 def finish(site: Path) -> None:
-    """Remove what pages of a built site would fetch over the network, and links without a name.
+    """Replace the script that pages would fetch over the network, remove links without a name, and link pictures.
 
-    The site's generator adds a script for browsers whose web workers cannot read local files.
+    The script lets browsers search in pages that are files. A picture leads to itself, in a window of its own size.
     """
     for page in site.rglob("*.html"):
-        text = LINE_ANCHOR.sub("", FETCHED.sub("", page.read_text(encoding="utf-8")))
+        own = f'<script src="{os.path.relpath(site / SEARCH, page.parent)}"></script>'
+        text = LINE_ANCHOR.sub("", FETCHED.sub(own, page.read_text(encoding="utf-8")))
+        text = PICTURE.sub(r'<a class="picture" href="\1">\g<0></a>', text)
         page.write_text(text, encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 By its exit code the supervisor of a process decides whether starting it again can help.
 """
 
+import re
 import signal
 import traceback
 from enum import IntEnum
@@ -11,6 +12,8 @@ from .code_lines import raised_at
 from .printable import bounded
 
 LONGEST_TEXT = 4000  # characters of an exception's text: escaped, they leave room for its place in what is shown
+
+_CODE = re.compile(r"\[SL\d{3}\]")  # the code of an error, as messages show it
 
 # Python's own attributes: a user's class may have attributes of the same names, which raise.
 _TRACEBACK, _CAUSE = BaseException.__dict__["__traceback__"], BaseException.__dict__["__cause__"]
@@ -41,9 +44,24 @@ def failure_code(code: int) -> ExitCode:
 
 
 class StagelineError(Exception):
-    """Error that stageline expects. Its text is written for the user; a command that it ends exits with `exit_code`."""
+    """Error that stageline expects. Its text is written for the user; a command that it ends exits with `exit_code`.
 
+    `str` of the error ends with its `error_code`, as in `[SL101]`. A text that quotes another error's keeps that code,
+    which is nearer to the cause, and gets no second one: so a code travels with the text, also to other processes. The
+    docstrings of the classes that have a code are the reference of errors.
+    """
+
+    error_code: str = ""
     exit_code: int = ExitCode.FAILED
+
+    def __str__(self) -> str:
+        """Return the text with the code at its end."""
+        return self.coded(super().__str__())
+
+    @classmethod
+    def coded(cls, text: str) -> str:
+        """Return `text` with the class's code at its end, unchanged if there is none or `text` has one."""
+        return f"{text} [{cls.error_code}]" if cls.error_code and not _CODE.search(text) else text
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return what pickles the error unchanged, whatever its constructor takes.
@@ -58,11 +76,17 @@ def _error(kind: type[StagelineError], args: tuple[object, ...]) -> StagelineErr
 
 
 class ModelRefused(StagelineError):
-    """Error that the plan's model, data, loss or cut cannot be used; the text names the place and the way out.
+    """Error that the model, data, loss, optimizer or cut of a plan cannot be used.
 
     The text may be given in `parts`: settings of the plan among them are told to a script's user in words of a script.
+
+    Mend: Change what the message names. docs/guides/models.md says which models can be cut; `stageline plan` tries it
+    without a run.
+
+    Example: model.cut = [5]: 5 is out of range. The model has 5 layers, so a cut is before layer 1 to 4.
     """
 
+    error_code = "SL201"
     exit_code = ExitCode.REFUSED
 
     def __init__(self, *parts: object) -> None:
@@ -71,30 +95,89 @@ class ModelRefused(StagelineError):
         self.parts = parts
 
 
-class DataError(StagelineError, ValueError):
-    """Error that the data source returned something that cannot be cut into microbatches."""
+class Bug(StagelineError):
+    """Error that stageline itself did not expect: a bug in stageline.
 
+    Mend: Report it with the traceback and the logs in the run's folder. The run can be resumed.
+
+    Example: a bug in stageline: KeyError: 3
+    """
+
+    error_code = "SL900"
+
+    def __init__(self, error: BaseException) -> None:
+        """Describe the unexpected `error`."""
+        super().__init__(f"a bug in stageline: {type(error).__name__}: {error}")
+
+
+class DataError(StagelineError, ValueError):
+    """Error that the data source returned something that cannot be cut into microbatches.
+
+    Mend: Let every batch have the rows, shapes and dtypes that the message expects; docs/guides/data.md has the form.
+
+    Example: the data source's batch(12): no rows
+    """
+
+    error_code = "SL202"
     exit_code = ExitCode.REFUSED
 
 
 class StageError(StagelineError):
-    """Error that a stage was asked for something it cannot do."""
+    """Error that a stage was asked for something it cannot do.
+
+    Mend: Do what the message says. A script that uses `Stage` itself calls `forward`, `backward` and `update` in the
+    order of a step.
+
+    Example: stage 1 keeps no averages of its weights: set ema_decay
+    """
+
+    error_code = "SL207"
 
 
 class GradientMismatch(StageError):
-    """Error that the gradient given to `backward` does not match what the stage sent."""
+    """Error that a gradient which arrived does not match what the stage sent.
+
+    Mend: In a script that uses `Stage` itself, give `backward` the gradient of that output. Report it if a run shows
+    it.
+
+    Example: stage 1 got float32 [2] to clip by; expected one number
+    """
+
+    error_code = "SL903"
 
 
 class LossNotScalar(StageError):
-    """Error that the loss function returned something other than one number."""
+    """Error that the loss function returned something other than one number.
+
+    Mend: Return the mean over rows: use `reduction="mean"`, or take `mean()` of the result.
+
+    Example: the loss must be one number (a 0-dimensional tensor, the mean over rows); it returned float32 [8].
+    """
+
+    error_code = "SL206"
 
 
 class ForeignState(StageError):
-    """Error that the state given to `restore` is of another stage."""
+    """Error that a stage cannot go on from a state that was saved for another.
+
+    Mend: Resume with the model, the optimizer and the cut that the state was saved with.
+
+    Example: stage 1 cannot go on from this state: it has other parameters
+    """
+
+    error_code = "SL414"
 
 
 class GroupLost(StageError):
-    """Error that a process of a group that computes a stage has ended, or takes no part in what the others compute."""
+    """Error that a process of a group that computes a stage ended, or takes no part in a computation.
+
+    Mend: See in the log of the worker why that process ended, often for lack of memory. With `recovery.restarts` the
+    whole group is started again by itself.
+
+    Example: the group of stage 1 is lost: its process 1 (pid 4711) was killed by SIGKILL
+    """
+
+    error_code = "SL209"
 
 
 def raised_by_user_code(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ A list of features has an order, the outermost first. `outside` and `inside` dec
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from types import CodeType, TracebackType
 from typing import Any, Protocol
 
@@ -47,13 +48,26 @@ Compute = Callable[[Any, Sequence[Tree]], Tree]  # of an operation and what it r
 
 
 class FeatureRefused(StagelineError):
-    """Error that a list of features cannot be used; the text names those that are in conflict, and the way out."""
+    """Error that a list of features cannot be used together.
 
+    Mend: List each feature once, and name as neighbours only features of this run.
+
+    Example: two features are called noise: list it once, or give one another name
+    """
+
+    error_code = "SL107"
     exit_code = ExitCode.REFUSED
 
 
 class FeatureFailed(StagelineError):
-    """Error that a hook of a feature raised; the text names feature and operation, and the exception is the cause."""
+    """Error that a hook of a feature raised.
+
+    Mend: Mend the line of the feature that the message names.
+
+    Example: the feature noise failed in 1F3: ValueError: no scale (noise.py, line 20, in around)
+    """
+
+    error_code = "SL210"
 
 
 class Feature:
@@ -151,23 +165,31 @@ def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute
         compute: The stage's own computation of such operations.
     """
     for feature in reversed(features):
-        with naming(feature, f"around() for operations of kind {kind}"):
+        where = f"around() for operations of kind {kind}"
+        with naming(feature, where):
             with_it = feature.around(stage, kind, compute)
+        _demand_function(feature, where, with_it)
         if with_it is not compute:
             compute = _named(feature, with_it, compute)
     return compute
 
 
-def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Compute]) -> dict[str, Compute]:
+def all_handlers(
+    features: Sequence[Feature],
+    stage: Any,
+    core: Mapping[str, Compute],
+    demand: Callable[[Any, Tree], None] = lambda operation, result: None,
+) -> dict[str, Compute]:
     """Return what computes each kind of operation on `stage`, with the features around it that wrap it.
 
     Args:
         features: Features of the run, the outermost first.
         stage: Stage that computes.
         core: Handlers of the stage itself, by the kinds of operations.
+        demand: Raises an exception if the result of a feature's handler cannot be used, given the operation and it.
 
     Raises:
-        FeatureRefused: A kind has two handlers.
+        FeatureRefused: A kind has two handlers, or a handler or wrapper is no function.
         FeatureFailed: A feature's `handlers` or `around` raised.
     """
     found, owners = dict(core), dict.fromkeys(core, "the stage itself")
@@ -175,13 +197,27 @@ def all_handlers(features: Sequence[Feature], stage: Any, core: Mapping[str, Com
         with naming(feature, "handlers()"):
             added = dict(feature.handlers(stage))
         for kind, handler in added.items():
+            _demand_function(feature, f"handlers() for the kind {kind}", handler)
             if kind in owners:
                 raise FeatureRefused(
                     f"the feature {feature.name} computes operations of kind {kind}, and so does {owners[kind]}: give "
                     f"them another kind"
                 )
-            found[kind], owners[kind] = _named(feature, handler, None), feature.name
+            found[kind], owners[kind] = _named(feature, _checked(handler, demand), None), feature.name
     return {kind: compose(features, stage, kind, compute) for kind, compute in found.items()}
+
+
+def demand_hooks(feature: Feature) -> None:
+    """Raise `FeatureRefused` if a method of `feature` is named nearly as a hook is, so that nothing would call it."""
+    hooks = [name for name in vars(Feature) if not name.startswith("_") and callable(getattr(Feature, name))]
+    own = (name for name in dir(type(feature)) if name not in hooks and not name.startswith("_"))
+    for name in own:
+        meant = get_close_matches(name, hooks, 1, cutoff=0.8)
+        if meant and callable(getattr(type(feature), name)):
+            raise FeatureRefused(
+                f"the feature {feature.name} has a method {name}, which is no hook: did you mean {meant[0]}? Call a "
+                f"method of its own _{name}"
+            )
 
 
 def states_of(features: Iterable[Feature], stage: Any) -> dict[str, Tree]:
@@ -224,6 +260,23 @@ def naming(feature: Feature, where: str) -> Iterator[None]:
         if issubclass(type(error), StagelineError) or not raised_by_user_code(error):
             raise
         raise FeatureFailed(f"the feature {feature.name} failed in {where}: {describe_error(error)}") from error
+
+
+def _demand_function(feature: Feature, where: str, hook: object) -> None:
+    if not callable(hook):
+        raise FeatureRefused(
+            f"the feature {feature.name} returned {hook!r:.60} from {where}; expected a function of an operation and "
+            "what it received"
+        )
+
+
+def _checked(handler: Compute, demand: Callable[[Any, Tree], None]) -> Compute:
+    def checked(operation: Operation, received: Sequence[Tree]) -> Tree:
+        result = handler(operation, received)
+        demand(operation, result)
+        return result
+
+    return checked
 
 
 def _named(feature: Feature, hook: Compute, inner: Compute | None) -> Compute:

@@ -31,8 +31,7 @@ LADDER = {
     "pipeline/features": TENSORS,
     "pipeline/stage": TENSORS,
     "pipeline/data": DOING,
-    "pipeline/model/families": TENSORS,
-    "pipeline/model/traced": DOING,
+    "pipeline/model/layered": DOING,
     "pipeline/model": DOING,
     "broker": PURE,
     "broker/codec": TENSORS,
@@ -42,7 +41,6 @@ LADDER = {
     "broker/transports/redis": DOING,
     "broker/transports/sockets": DOING,
     "broker/ledger": PURE,
-    "broker/diagnosis": PURE,
     "broker/coordinator": PURE,
     "workers": PURE,
     "workers/extras": PURE,
@@ -53,8 +51,7 @@ LADDER = {
     "workers/extras/prefix_cache": DOING,
     "workers/checkpoint": DOING,
     "workers/extras/exchange": DOING,
-    "workers/extras/replay": DOING,
-    "workers/extras/taps": DOING,
+    "workers/extras/recording": DOING,
     "workers/control": DOING,
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
@@ -82,12 +79,13 @@ DECIDING = {
     "broker/queues/requests.py": PURE,
     "pipeline/data/batch.py": TENSORS,
     "pipeline/data/feed.py": TENSORS,
-    "pipeline/data/memory.py": TENSORS,
     "pipeline/data/parts.py": TENSORS,
     "pipeline/data/source.py": TENSORS,
     "pipeline/data/__init__.py": TENSORS,
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
+    "pipeline/model/layered/families.py": TENSORS,
+    "pipeline/model/layered/layers.py": TENSORS,
     "workers/checkpoint/regroup.py": TENSORS,
     "workers/control/joining.py": PURE,
     "workers/runtime/machine.py": PURE,
@@ -102,7 +100,6 @@ PUBLIC = (
     "pipeline/model/cut.py",  # a plan's model and its stages
     "pipeline/model/layer_costs.py",
     "pipeline/model/load.py",
-    "pipeline/model/patterns.py",
     "pipeline/model/plan_stage.py",
     "pipeline/model/segment.py",
     "pipeline/model/stage_layout.py",
@@ -141,19 +138,19 @@ REACHING = {
     "workers/extras/preflight/pure_prefix.py": "likewise",
     "workers/extras/preflight/trial.py": "likewise",
     "workers/extras/preflight/trial_stages.py": "likewise",
+    "workers/extras/preflight/trials.py": "says how a process has ended, in the words of the broker",
     "workers/extras/preflight/worker_memory.py": "counts what transports and offloaded files take",
-    "workers/extras/replay/recorder.py": "records in the form of messages",
-    "workers/extras/replay/records.py": "likewise",
-    "workers/extras/replay/replay.py": "carries out one instruction without a loop",
-    "workers/extras/taps/reading.py": "reads which microbatches were skipped",
-    "workers/extras/taps/tap_writer.py": "follows the loop and its progress",
+    "workers/extras/recording/recorder.py": "records in the form of messages",
+    "workers/extras/recording/records.py": "likewise",
+    "workers/extras/recording/replay.py": "carries out one instruction without a loop",
+    "workers/extras/recording/skipping.py": "stands between the executor and its losses",
+    "workers/extras/recording/tap_writer.py": "follows the loop and its progress",
 }
 
 # Files of the core that import an extra by its name, and why; the list may only become shorter. The commands and the
 # public names import extras by purpose, and `worker_feature.py` names features in a table.
 ON_EXTRAS = {
     "workers/launch/launch.py": "tries a plan before it runs",
-    "workers/launch/trials.py": "likewise, and finds machines for stages",
 }
 
 # What only the edge may touch: clocks, chance, the system, threads, sockets.

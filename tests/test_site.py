@@ -42,6 +42,23 @@ def test_the_pages_of_the_root_are_part_of_the_site(tmp_path: Path) -> None:
     assert "](docs/" not in page
 
 
+def test_a_built_page_asks_no_other_site_and_links_its_pictures(tmp_path: Path) -> None:
+    page = tmp_path / "index.html"
+    page.write_text('<script src="https://x.org/a.js"></script><img alt="a" src="images/a.svg"><img src="b.png">')
+    ASSEMBLE["finish"](tmp_path)
+    picture = '<a class="picture" href="images/a.svg"><img alt="a" src="images/a.svg"></a>'
+    assert page.read_text() == f'<script src="search-in-files.js"></script>{picture}<img src="b.png">'
+
+
+def test_every_picture_of_a_page_is_part_of_the_site(tmp_path: Path) -> None:
+    """Those of a guide were missing: PNGs were not copied."""
+    ASSEMBLE["assemble"](tmp_path)
+    for page in tmp_path.rglob("*.md"):
+        for picture in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", page.read_text()):
+            assert (page.parent / picture).exists()
+    assert "digits-3-none.png" in (tmp_path / "guides/what-a-cut-tells.md").read_text()
+
+
 def test_the_pictures_of_the_concepts_are_what_is_drawn() -> None:
     folder = DOCS / "images" / "concepts"
     drawn = runpy.run_path(str(folder / "draw.py"))["drawn"]()

@@ -6,7 +6,15 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 
 
 class RunFailed(StagelineError):
-    """The run did not finish. `exit_code` is that of `stageline train`; `folder` contains the logs."""
+    """Error that a run did not finish, for a reason that has no code of its own.
+
+    Mend: Do what the reason says, and resume with `--resume`. The run's folder has a log for each process; `stageline
+    why` repeats the reason.
+
+    Example: worker 1 was killed by SIGKILL (the logs are in runs/a)
+    """
+
+    error_code = "SL501"
 
     def __init__(self, reason: str, exit_code: int, folder: Path) -> None:
         """Create the error of a run that ended for `reason`, with the folder of its logs."""
@@ -17,6 +25,12 @@ class RunFailed(StagelineError):
 
 
 class LineClosed(StagelineError):
-    """A `Line` was used after it was closed."""
+    """Error that a `Line` was used after it was closed.
 
+    Mend: Call it within its `with`, or make a new one.
+
+    Example: this line is closed, as it is at the end of its `with`: its run is over. Call it before, or make a new line
+    """
+
+    error_code = "SL509"
     exit_code = ExitCode.USAGE

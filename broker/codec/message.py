@@ -7,6 +7,9 @@ read_header, allocate, assemble    the steps of decode, for a transport that can
 The header says which message it is and what the other frames hold. docs/reference/messages.md is its specification:
 
     magic "SLMG" | wire version, u16 | Header, msgpack array | CRC-32 of all before, u32        (little-endian)
+
+A tensor's frame holds each stored element once, in the order of their addresses, little-endian, or what a codec makes
+of them.
 """
 
 import struct
@@ -20,16 +23,33 @@ from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage, ForeignMessage, Unsendable
 from stageline.pipeline.program import QueueName
+from stageline.pipeline.stage.layers.memory import ALIGNMENT, Ints, empty, layout, packed_strides, skew_of, stored_shape
 from stageline.pipeline.tree import Tree
 
 from .structure import ONE_TENSOR, Structure, count_tensors, flatten, former_fingerprint, unflatten
-from .tensors import CodedTensorHeader, Count, TensorHeader, buffer, copy, occupied_bytes, pack, unpack
+from .tensors import (
+    CODES,
+    DTYPES,
+    TENSOR_TYPES,
+    CodedTensorHeader,
+    Count,
+    PackedTensor,
+    TensorHeader,
+    can_travel,
+    decoded,
+    occupied_bytes,
+    why_not,
+)
 
 Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
 
 WIRE_VERSION = 2
 MAGIC = b"SLMG"
 
+_NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
+    {torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64}
+    | {torch.int64, torch.float16, torch.float32, torch.float64}
+)
 _PREFIX = struct.Struct("<4sH")
 _CRC = struct.Struct("<I")
 _PROLOGUE = _PREFIX.pack(MAGIC, WIRE_VERSION)
@@ -246,3 +266,106 @@ def _check(header: Header, contents: Sequence[Frame]) -> None:
             raise BadMessage(f"tensor {number} of {header.identity} came with {size} bytes, not {announced.nbytes}")
         if crc32(content) != announced.crc32:
             raise BadMessage(f"tensor {number} of {header.identity} is damaged: its CRC-32 does not match")
+
+
+def pack(tensor: torch.Tensor | PackedTensor) -> tuple[TensorHeader, memoryview]:
+    """Return the header and the frame of `tensor`, of any shape and any dtype in `DTYPES`.
+
+    The frame of a dense CPU tensor is a view of its memory and keeps that alive. Raises `Unsendable` for a tensor that
+    does not consist of numbers in strided memory, or of an unknown dtype.
+    """
+    if isinstance(tensor, PackedTensor):
+        return tensor.header, tensor.memory
+    if type(tensor) not in TENSOR_TYPES or (dtype := tensor.dtype) not in _NUMPY_DTYPES:
+        return _pack_any(tensor)
+    grad = tensor.requires_grad
+    try:  # to ask for each reason why not takes longer
+        array = (tensor.detach() if grad else tensor).numpy()
+        memory = array.data.cast("B")
+    except (TypeError, RuntimeError):  # not on the CPU, not strided, negated; gaps between the elements, or no elements
+        return _pack_any(tensor)
+    skew = tensor.data_ptr() % ALIGNMENT
+    if skew % dtype.itemsize:
+        skew = 0
+    strides = tensor.stride()
+    return TensorHeader(CODES[dtype], array.shape, strides, grad, len(memory), crc32(memory), skew), memory
+
+
+def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
+    """Return the tensor of a checked header, in memory of its own, filled from `frame`.
+
+    Raises `BadMessage` as `unpack` does.
+    """
+    dtype = DTYPES[header.dtype]
+    if not header.codec and dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:
+        tensor = torch.empty_strided(header.shape, header.strides, dtype=dtype)
+        if tensor.is_contiguous():
+            tensor.numpy().data.cast("B")[:] = frame
+            return tensor.requires_grad_() if header.requires_grad else tensor
+    filled = buffer(header)
+    filled[:] = frame
+    return unpack(header, filled)
+
+
+def buffer(header: TensorHeader) -> memoryview:
+    """Return memory for the frame of `header`.
+
+    The memory begins `header.skew` bytes off an alignment boundary if it becomes the tensor's own.
+    """
+    skew = 0 if header.codec else header.skew
+    memory = torch.empty(skew + header.nbytes, dtype=torch.uint8)
+    return memory.numpy().data[skew:]
+
+
+def unpack(header: TensorHeader, buffer: memoryview) -> torch.Tensor:
+    """Return the tensor of a checked header, with the content of `buffer`.
+
+    The buffer becomes the tensor's memory, or is spread out where the layout has gaps, or decoded. Raises `BadMessage`
+    for what no codec writes.
+    """
+    shape, strides, dtype = header.shape, header.strides, DTYPES[header.dtype]
+    form = layout(shape, strides)
+    if header.codec:
+        return decoded(header, buffer)
+    if form.stored == 0:  # frombuffer refuses an empty buffer
+        tensor = torch.empty_strided(shape, strides, dtype=dtype)
+    elif form.dense:
+        tensor = torch.frombuffer(buffer, dtype=dtype).as_strided_(shape, strides)
+    else:
+        tensor = _spread(torch.frombuffer(buffer, dtype=dtype), header)
+    return tensor.requires_grad_() if header.requires_grad else tensor
+
+
+def _pack_any(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
+    if not can_travel(tensor):
+        raise Unsendable(why_not(tensor))
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    shape = tuple(tensor.shape)
+    strides, memory = _stored(plain, shape, tensor.stride())
+    code, checksum, skew = CODES[tensor.dtype], crc32(memory), skew_of(tensor)
+    return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
+
+
+def _stored(plain: torch.Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview]:
+    """Return the strides to send, and the stored elements as one block of bytes."""
+    form = layout(shape, strides)
+    if form.extent is None:
+        strides = packed_strides(shape, strides)
+    if not form.dense or not plain.is_cpu or plain.is_conj() or plain.is_neg():
+        plain = _packed(plain)
+    return strides, plain.as_strided((form.stored,), (1,)).view(torch.uint8).numpy().data
+
+
+def _packed(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense copy on the CPU, its elements in the same order, with conjugation and negation resolved."""
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
+    memory = torch.empty_strided(stored, packed, dtype=tensor.dtype)
+    return memory.copy_(tensor.as_strided(stored, strides)).as_strided_(shape, packed)
+
+
+def _spread(elements: torch.Tensor, header: TensorHeader) -> torch.Tensor:
+    shape, strides = header.shape, header.strides
+    stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
+    memory = empty(stored, strides, elements.dtype, header.skew)
+    return memory.copy_(elements.as_strided(stored, packed)).as_strided_(shape, strides)

@@ -1,7 +1,4 @@
-"""Conversion of a tensor to an entry of the header and a frame of bytes, and back.
-
-The frame holds each stored element once, in the order of their addresses, little-endian, or what a codec makes of them.
-"""
+"""Tensors in the header of a message: their entries, what these may announce, and tensors that a codec packs."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,7 +9,6 @@ import msgspec
 import torch
 from zlib_ng.zlib_ng import crc32
 
-from stageline.broker.errors import Unsendable
 from stageline.pipeline.stage.layers.memory import ALIGNMENT, Ints, empty, layout, packed_strides, skew_of, stored_shape
 from stageline.pipeline.tree import Tree, map_tensors
 
@@ -48,11 +44,7 @@ DTYPES: dict[int, torch.dtype] = {
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
-_TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
-_NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
-    {torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64}
-    | {torch.int64, torch.float16, torch.float32, torch.float64}
-)
+TENSOR_TYPES = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 class TensorHeader(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
@@ -146,96 +138,19 @@ def delivered(tree: Tree, codec: Codec) -> Tree:
 
     def through(tensor: torch.Tensor) -> torch.Tensor:
         packed = _coded(tensor, codec)
-        return copy(packed.header, packed.memory) if isinstance(packed, PackedTensor) else packed
+        return decoded(packed.header, packed.memory) if isinstance(packed, PackedTensor) else packed
 
     return map_tensors(through, tree)
 
 
-def pack(tensor: torch.Tensor | PackedTensor) -> tuple[TensorHeader, memoryview]:
-    """Return the header and the frame of `tensor`, of any shape and any dtype in `DTYPES`.
-
-    The frame of a dense CPU tensor is a view of its memory and keeps that alive. Raises `Unsendable` for a tensor that
-    does not consist of numbers in strided memory, or of an unknown dtype.
-    """
-    if isinstance(tensor, PackedTensor):
-        return tensor.header, tensor.memory
-    if type(tensor) not in _TENSOR_TYPES or (dtype := tensor.dtype) not in _NUMPY_DTYPES:
-        return _pack_any(tensor)
-    grad = tensor.requires_grad
-    try:  # to ask for each reason why not takes longer
-        array = (tensor.detach() if grad else tensor).numpy()
-        memory = array.data.cast("B")
-    except (TypeError, RuntimeError):  # not on the CPU, not strided, negated; gaps between the elements, or no elements
-        return _pack_any(tensor)
-    skew = tensor.data_ptr() % ALIGNMENT
-    if skew % dtype.itemsize:
-        skew = 0
-    strides = tensor.stride()
-    return TensorHeader(CODES[dtype], array.shape, strides, grad, len(memory), crc32(memory), skew), memory
-
-
-def copy(header: TensorHeader, frame: bytes | memoryview) -> torch.Tensor:
-    """Return the tensor of a checked header, in memory of its own, filled from `frame`.
-
-    Raises `BadMessage` as `unpack` does.
-    """
-    dtype = DTYPES[header.dtype]
-    if not header.codec and dtype in _NUMPY_DTYPES and header.nbytes and not header.skew:
-        tensor = torch.empty_strided(header.shape, header.strides, dtype=dtype)
-        if tensor.is_contiguous():
-            tensor.numpy().data.cast("B")[:] = frame
-            return tensor.requires_grad_() if header.requires_grad else tensor
-    filled = buffer(header)
-    filled[:] = frame
-    return unpack(header, filled)
-
-
-def buffer(header: TensorHeader) -> memoryview:
-    """Return memory for the frame of `header`.
-
-    The memory begins `header.skew` bytes off an alignment boundary if it becomes the tensor's own.
-    """
-    skew = 0 if header.codec else header.skew
-    memory = torch.empty(skew + header.nbytes, dtype=torch.uint8)
-    return memory.numpy().data[skew:]
-
-
-def unpack(header: TensorHeader, buffer: memoryview) -> torch.Tensor:
-    """Return the tensor of a checked header, with the content of `buffer`.
-
-    The buffer becomes the tensor's memory, or is spread out where the layout has gaps, or decoded. Raises `BadMessage`
-    for what no codec writes.
-    """
-    shape, strides, dtype = header.shape, header.strides, DTYPES[header.dtype]
-    form = layout(shape, strides)
-    if header.codec:
-        tensor = _decoded(header, dtype, buffer)
-    elif form.stored == 0:  # frombuffer refuses an empty buffer
-        tensor = torch.empty_strided(shape, strides, dtype=dtype)
-    elif form.dense:
-        tensor = torch.frombuffer(buffer, dtype=dtype).as_strided_(shape, strides)
-    else:
-        tensor = _spread(torch.frombuffer(buffer, dtype=dtype), header)
-    return tensor.requires_grad_() if header.requires_grad else tensor
-
-
-def _pack_any(tensor: torch.Tensor) -> tuple[TensorHeader, memoryview]:
-    if not _can_travel(tensor):
-        raise Unsendable(_complaint(tensor))
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    shape = tuple(tensor.shape)
-    strides, memory = _stored(plain, shape, tensor.stride())
-    code, checksum, skew = CODES[tensor.dtype], crc32(memory), skew_of(tensor)
-    return TensorHeader(code, shape, strides, tensor.requires_grad, len(memory), checksum, skew), memory
-
-
-def _can_travel(tensor: torch.Tensor) -> bool:
-    strided = type(tensor) in _TENSOR_TYPES and tensor.layout is torch.strided and tensor.dtype in CODES
+def can_travel(tensor: torch.Tensor) -> bool:
+    """Return True if `tensor` consists of numbers in strided memory, of a dtype in `DTYPES`."""
+    strided = type(tensor) in TENSOR_TYPES and tensor.layout is torch.strided and tensor.dtype in CODES
     return strided and not tensor.is_nested and not tensor.is_meta
 
 
 def _coded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | PackedTensor:
-    if not _can_travel(tensor):
+    if not can_travel(tensor):
         return tensor
     shape, strides = tuple(tensor.shape), tensor.stride()
     stored = stored_shape(shape, strides)
@@ -253,44 +168,22 @@ def _coded(tensor: torch.Tensor, codec: Codec) -> torch.Tensor | PackedTensor:
     return PackedTensor(header, memory)
 
 
-def _decoded(header: TensorHeader, dtype: torch.dtype, content: memoryview) -> torch.Tensor:
+def decoded(header: TensorHeader, content: memoryview) -> torch.Tensor:
+    """Return the tensor of a checked header whose codec has written `content`. Raises `BadMessage` as that does."""
     shape, strides = header.shape, header.strides
     stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
-    tensor = empty(stored, strides, dtype, header.skew)
+    tensor = empty(stored, strides, DTYPES[header.dtype], header.skew)
     decode_elements(Codec(header.codec), torch.frombuffer(content, dtype=torch.uint8), packed, tensor)
-    return tensor.as_strided_(shape, strides)
+    tensor.as_strided_(shape, strides)
+    return tensor.requires_grad_() if header.requires_grad else tensor
 
 
-def _complaint(tensor: torch.Tensor) -> str:
-    if type(tensor) not in _TENSOR_TYPES:
+def why_not(tensor: torch.Tensor) -> str:
+    """Return why `tensor` cannot travel, with the way out."""
+    if type(tensor) not in TENSOR_TYPES:
         return f"a {type(tensor).__qualname__} cannot travel; send a tensor: .as_subclass(torch.Tensor)"
     if tensor.is_nested or tensor.layout is not torch.strided:
         return f"a nested or {tensor.layout} tensor cannot travel; send .to_dense() or its parts"
     if tensor.is_meta:
         return "a meta tensor cannot travel: it has no values"
     return f"a {tensor.dtype} tensor cannot travel; convert it, for example with .dequantize()"
-
-
-def _stored(plain: torch.Tensor, shape: Ints, strides: Ints) -> tuple[Ints, memoryview]:
-    """Return the strides to send, and the stored elements as one block of bytes."""
-    form = layout(shape, strides)
-    if form.extent is None:
-        strides = packed_strides(shape, strides)
-    if not form.dense or not plain.is_cpu or plain.is_conj() or plain.is_neg():
-        plain = _packed(plain)
-    return strides, plain.as_strided((form.stored,), (1,)).view(torch.uint8).numpy().data
-
-
-def _packed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a dense copy on the CPU, its elements in the same order, with conjugation and negation resolved."""
-    shape, strides = tuple(tensor.shape), tensor.stride()
-    stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
-    memory = torch.empty_strided(stored, packed, dtype=tensor.dtype)
-    return memory.copy_(tensor.as_strided(stored, strides)).as_strided_(shape, packed)
-
-
-def _spread(elements: torch.Tensor, header: TensorHeader) -> torch.Tensor:
-    shape, strides = header.shape, header.strides
-    stored, packed = stored_shape(shape, strides), packed_strides(shape, strides)
-    memory = empty(stored, strides, elements.dtype, header.skew)
-    return memory.copy_(elements.as_strided(stored, packed)).as_strided_(shape, strides)

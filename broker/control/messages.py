@@ -51,11 +51,6 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 StepDigest = tuple[Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]]  # of a queue's step
 
 
-def is_full(steps: int, times: int) -> bool:
-    """Return True if no more steps fit into a report with `steps` finished steps and `times` bytes of their times."""
-    return steps >= MOST_STEPS or times >= MOST_TIMES
-
-
 class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
     """The base of all messages; the field "is" of an encoded message names its type."""
 

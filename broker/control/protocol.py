@@ -25,7 +25,19 @@ from zlib_ng.zlib_ng import crc32
 from stageline.broker.errors import BadMessage, ForeignMessage
 
 from .channel import LARGEST_UNPROVEN
-from .messages import CONTROL_VERSION, Assigned, Failed, Finished, FromBroker, Goodbye, Hello, Report, ToBroker
+from .messages import (
+    CONTROL_VERSION,
+    MOST_STEPS,
+    MOST_TIMES,
+    Assigned,
+    Failed,
+    Finished,
+    FromBroker,
+    Goodbye,
+    Hello,
+    Report,
+    ToBroker,
+)
 from .records import Count
 
 KEY_BYTES = 32  # of a run's key, and of each secret
@@ -126,6 +138,11 @@ class Serials:
 
 def _tag(secret: bytes, covered: bytes) -> bytes:
     return hashlib.blake2b(covered, key=secret, digest_size=TAG_BYTES).digest()
+
+
+def is_full(steps: int, times: int) -> bool:
+    """Return True if no more steps fit into a report with `steps` finished steps and `times` bytes of their times."""
+    return steps >= MOST_STEPS or times >= MOST_TIMES
 
 
 class _Speaker(msgspec.Struct):

@@ -169,6 +169,8 @@ class SqliteStore:
             with _system_errors(self._path):
                 return attempt()
 
+        with suppress(sqlite3.Error, OSError, MemoryError):  # nearly always: the rest is for a fault
+            return told()
         what = f"keep its records in {self._path}"
         try:
             return persist(told, what, self._note, now=monotonic, wait=self._wait, bound=self._patience)

@@ -15,7 +15,14 @@ Fact = dict[str, object]  # of JSON's own types
 
 
 class StoreUnusable(BrokerError):
-    """The error that a store cannot be opened, read or written; its text names the store and the reason."""
+    """Error that the broker's records cannot be opened, read or written.
+
+    Mend: Mend the disk or the server that the message names, and resume the run: the snapshots are enough.
+
+    Example: the records in runs/a/broker.sqlite cannot be read: database disk image is malformed
+    """
+
+    error_code = "SL318"
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,12 +367,8 @@ class Coordinator:
     def _handle_member(self, sender: bytes, message: registration.FromMember, now: float) -> None:
         run = self.run
         member = run.registry.current(message.incarnation)
-        if isinstance(message, Report) and member is not None and run.config.restarts:
-            if run.lacks_checkpoint(message.complete, member):
-                why = f"a worker knows of checkpoint {message.complete}, the broker's records do not"
-                restart.lose_records(run, why, now)
-            if why := run.orders.lacking(message):
-                restart.lose_records(run, why, now)
+        if isinstance(message, Report) and member and (why := reports.newer_knowledge(run, message, member)):
+            restart.lose_records(run, why, now)
         if member is None or run.lifecycle.state is Life.RECONCILING:
             registration.answer_unknown(run, message, sender)
             return

@@ -7,13 +7,13 @@ from math import isfinite
 import msgspec
 
 from stageline.broker.control.messages import Answer, Ask, Refused
-from stageline.broker.diagnosis.explain import MEND
-from stageline.broker.diagnosis.wait_graph import WaitChain
 from stageline.broker.ledger.evaluations import fact_of
+from stageline.broker.ledger.explain import MEND
 from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
 from stageline.broker.ledger.losses import Replacement
 from stageline.broker.ledger.recovery import attempts_on
 from stageline.broker.ledger.registry import Contact
+from stageline.broker.ledger.wait_graph import WaitChain
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
@@ -21,7 +21,7 @@ from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
 from .restart import missing, waiting_for
 from .run import RunPhase
 from .state import Life, RunState
-from .supervision import why_waiting
+from .waiting import why_waiting
 
 Facts = dict[str, object]
 

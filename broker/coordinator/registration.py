@@ -37,12 +37,11 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import differences
 from stageline.pipeline.program import Queue
 
-from . import records
+from . import records, reports
 from .restart import lose_records, waiting_for
 from .run import RunConfig
+from .script_place import place_of
 from .state import Life, RunState
-
-UNDECIDED = 3.0  # seconds that a newcomer stands by at most until those that load their models are heard again
 
 FromMember = Report | Finished | Failed | Goodbye
 
@@ -154,7 +153,7 @@ def outdates_records(run: RunState, hello: Hello) -> str:
     if memory is None:
         proven = has_lost_its_start(run, hello)
     else:
-        ahead = run.lacks_checkpoint(memory.complete, run.registry.current(hello.incarnation))
+        ahead = reports.lacks_checkpoint(run, memory.complete, run.registry.current(hello.incarnation))
         proven = memory.run == run.id and (ahead or run.registry.is_unknown(hello.incarnation))
     return f"{hello.name} knows more of the run than the broker's records, which are lost or stale" if proven else ""
 
@@ -252,7 +251,7 @@ def _may_stand_by(run: RunState, hello: Hello) -> bool:
     given_away = hello.claim is not None and run.replacements.generation(hello.claim) > 1
     owners = run.registry.members.values()
     unconfirmed = any(not owner.sender for owner in owners if may_take(hello.claim, owner.index, owner.stages))
-    restarted = _predecessor(run, hello) is not None and not _claims_script(run, hello)
+    restarted = place_of(run, hello.claim).may_be_restarted(_predecessor(run, hello))
     return hello.spare or given_away or unconfirmed or restarted
 
 
@@ -269,14 +268,7 @@ def _silent_owners(run: RunState, hello: Hello, now: float) -> list[Member]:
         return []
     owners = [owner for owner in run.registry.reachable() if may_take(hello.claim, owner.index, owner.stages)]
     silent = [owner for owner in owners if owner.last_seen <= came]
-    if _claims_script(run, hello):
-        return silent
-    here = [owner for owner in silent if owner.host == hello.host]
-    return [owner for owner in here if owner.introduced or now - came < UNDECIDED]
-
-
-def _claims_script(run: RunState, hello: Hello) -> bool:
-    return hello.claim is not None and hello.claim == run.config.script
+    return place_of(run, hello.claim).awaited(silent, hello, now - came)
 
 
 def _came(run: RunState, hello: Hello, now: float) -> float:

@@ -11,7 +11,8 @@ Reads `config`, `outcome`. Writes the member, `ledger`, `digests`, `evaluations`
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 
-from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Confirmed, Report, is_full
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Confirmed, Report
+from stageline.broker.control.protocol import is_full
 from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord, StepRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
@@ -19,6 +20,7 @@ from stageline.broker.ledger.member import Member
 from stageline.pipeline.errors import ExitCode
 
 from . import records
+from .script_calls import note_length
 from .shutdown import update_outcome
 from .state import RunState
 
@@ -46,12 +48,7 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
     member.note_report(report, now)
     if report.digests and (place := run.digests.differing(report.digests)) is not None:
         run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
-    # The script alone knows after how many steps a scripted run ends, once it makes no more calls. Until then it tells
-    # None, which replaces what a lost script before it has told.
-    if member.is_script:
-        run.stopping.note_calls(report.training_steps, present=member.reachable)
-    elif report.training_steps != run.told_steps and not run.config.scripted:
-        run.learn_steps(report.training_steps)
+    note_length(run, member, report)
     holder = Holder(member.name, member.incarnation)
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
     if found.steps:
@@ -72,6 +69,32 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
     if run.outcome is not None:
         run.outgoing.append((member.sender, run.outcome.stop_message))
     return found.steps
+
+
+def lacks_checkpoint(run: RunState, complete: int, member: Member | None) -> bool:
+    """Return True if `member` was told of a newer checkpoint than the records have, so that they must be stale.
+
+    Args:
+        run: The state.
+        complete: The newest checkpoint that was announced to the member.
+        member: The member, or None if there is none; then returns False.
+    """
+    return run.config.restarts > 0 and member is not None and complete > run.checkpoints.complete
+
+
+def newer_knowledge(run: RunState, report: Report, member: Member) -> str:
+    """Return, for people, what a worker knows of the run that the records lack, so that they are stale; "" if nothing.
+
+    Args:
+        run: The state.
+        report: The worker's report.
+        member: The worker.
+    """
+    if lacks_checkpoint(run, report.complete, member):
+        return f"a worker knows of checkpoint {report.complete}, the broker's records do not"
+    if run.config.restarts and report.orders > len(run.orders.orders):
+        return "a worker knows of a schedule that the broker's records do not have"
+    return ""
 
 
 def record_snapshots(run: RunState, report: Report, member: Member) -> list[IllegalTransition]:

@@ -16,6 +16,7 @@ from stageline.pipeline.errors import ExitCode
 
 from . import records
 from .run import RESUMED, Resumption
+from .script_place import place_of
 from .state import Life, RunEvent, RunState
 
 RECONCILE_RESUMED = 600.0  # seconds that a resumed run without records waits for the workers with its snapshots
@@ -202,7 +203,7 @@ def _apply(run: RunState, state: ReconciledState, now: float) -> None:
     run.checkpoints.reset(state.step)
     run.replacements.clear()
     for index in run.registry.missing:
-        who = "the script" if index == run.config.script else "its worker"
+        who = place_of(run, index).owner
         run.replacements.pending[index] = Replacement(index, now, f"{who} did not reconnect", 0, now)
     for index, stages in enumerate(run.config.placement):
         kept = state.kept.get(index)

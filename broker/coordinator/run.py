@@ -27,7 +27,15 @@ _LEAST = 0.1  # seconds between two reports
 
 
 class OtherRun(BrokerError):
-    """The error that the store holds a run of another plan, which has not ended or is asked for by its id."""
+    """Error that the broker's store holds a run of another plan.
+
+    Mend: Start it with its own plan, or give this run another `run.dir`.
+
+    Example: the broker's store holds run a of another plan (digest 0f1e2d3c4b5a, now 9a8b7c6d5e4f); start it with its
+    own plan, or give this run another run.dir
+    """
+
+    error_code = "SL413"
 
 
 class RunPhase(StrEnum):

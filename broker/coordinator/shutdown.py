@@ -23,6 +23,7 @@ from stageline.pipeline.errors import ExitCode
 
 from . import records
 from .run import RunOutcome, RunPhase
+from .script_calls import callers, calls_on
 from .state import Life, RunEvent, RunState
 
 # Seconds until what supports an end may have come: from a replacement of the last stage's worker, which tells where a
@@ -55,7 +56,7 @@ def stop(run: RunState, request: StopRun, now: float) -> None:
         return
     if run.stopping.ask(request, run.ledger.begun, now) and _may_save(run, request):
         stop_calls = Stop(request.reason, ExitCode.SAVED, at_step_end=True)
-        run.outgoing.extend((each.sender, stop_calls) for each in _callers(run))  # an answer comes within a beat
+        run.outgoing.extend((each.sender, stop_calls) for each in callers(run))  # an answer comes within a beat
     stop_if_due(run, now)
 
 
@@ -65,7 +66,7 @@ def stop_if_due(run: RunState, now: float) -> None:
     if request is None or run.lifecycle.over:
         return
     waits = _may_save(run, request) and run.registry.begun
-    if waits and not plan.knows_last_step(begun, now, asks_script=bool(_callers(run))):
+    if waits and not plan.knows_last_step(begun, now, asks_script=bool(callers(run))):
         return
     # If the workers are on other machines, the script alone knows which calls come before the state that they would
     # save; it has that on its disk when it says that it makes no more.
@@ -100,8 +101,8 @@ def note_finished(run: RunState, member: Member, finished: Finished, now: float)
     """
     if run.outcome is not None:
         run.outgoing.append((member.sender, run.outcome.stop_message))
-    elif member.is_script:
-        run.events.count("illegal", f"{member.label} has no stages, and says that it has finished them")
+    elif why := member.unable_to_finish:
+        run.events.count("illegal", f"{member.label} {why}")
     elif _lacking(run, member):
         run.unsupported.setdefault(member.incarnation, now)
     else:
@@ -125,11 +126,6 @@ def _may_save(run: RunState, request: StopRun) -> bool:
     return run.config.snapshots and request.at_step_end
 
 
-def _callers(run: RunState) -> list[Member]:
-    """Return the script as a list, empty unless the script is there and all workers have joined."""
-    return [member for member in run.registry.reachable() if member.is_script and run.registry.begun]
-
-
 def _reason(run: RunState, request: StopRun) -> tuple[str, int]:
     checkpoint = run.checkpoints.complete
     if not run.config.snapshots:
@@ -140,14 +136,10 @@ def _reason(run: RunState, request: StopRun) -> tuple[str, int]:
 
 
 def _lacking(run: RunState, member: Member) -> str:
-    """Return why the ledger does not support the end of `member`, "" if it does.
-
-    If a script's place is empty, another script may follow and call for more: the run waits for that one, or stops
-    after a lease.
-    """
-    config, finished, script, called = run.config, run.ledger.finished, run.script, run.stopping.called_for
-    if config.scripted and called is None and (script is None or script.reachable):
-        return "the script has not said that it makes no more calls"
+    """Return why the ledger does not support the end of `member`, "" if it does."""
+    if why := calls_on(run):
+        return why
+    config, finished, called = run.config, run.ledger.finished, run.stopping.called_for
     total = (run.training_steps if called is None else called) or 0
     behind = [stage for stage in member.stages if finished[stage] < total]
     return ", ".join(f"stage {config.schedule.label(s)} has trained {finished[s]} of {total} steps" for s in behind)

@@ -21,7 +21,8 @@ the time. Each names the parts that it reads and writes. The messages that they 
 """
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -34,10 +35,11 @@ from stageline.broker.control.store import Store
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill
-from stageline.broker.ledger.member import Member, MemberStatus
+from stageline.broker.ledger.member import MemberStatus
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Registry
+from stageline.broker.ledger.script import ScriptMember, script_among
 from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunOutcome, RunPhase, StopPlan
@@ -234,9 +236,9 @@ class RunState:
         return RunPhase.RUNNING if self.registry.begun else RunPhase.WAITING
 
     @property
-    def script(self) -> Member | None:
+    def script(self) -> ScriptMember | None:
         """The script's member, or None if the run has no script or it is not there."""
-        return next((member for member in self.registry.members.values() if member.is_script), None)
+        return script_among(self.registry.members.values())
 
     @property
     def all_left(self) -> bool:
@@ -292,15 +294,6 @@ class RunState:
         """
         return self.evaluations.trim(step, self.rounds) if self.config.keeps_best else Trim(step)
 
-    def lacks_checkpoint(self, complete: int, member: Member | None) -> bool:
-        """Return True if `member` was told of a newer checkpoint than the records have, so that they must be stale.
-
-        Args:
-            complete: The newest checkpoint that was announced to the member.
-            member: The member, or None if there is none; then returns False.
-        """
-        return self.config.restarts > 0 and member is not None and complete > self.checkpoints.complete
-
     def broadcast(self, message: FromBroker) -> None:
         """Send `message` to every reachable worker with a place."""
         self.outgoing += [(member.sender, message) for member in self.registry.reachable() if member.sender]
@@ -324,6 +317,15 @@ class RunState:
     def learn_steps(self, told: int | None) -> None:
         """Take the number of training steps that a worker reports; None changes nothing."""
         self.told_steps = self.told_steps if told is None else told
+
+    @contextmanager
+    def without_records(self, fault: str) -> Iterator[None]:
+        """Answer queries with `fault`, the reason why the broker waits for its records."""
+        self.fault = fault
+        try:
+            yield
+        finally:
+            self.fault = ""
 
     def learn_end(self, outcome: RunOutcome | None, steps: int | None) -> None:
         """Take the run's `outcome` and number of `steps` from what its folder records."""

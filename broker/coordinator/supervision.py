@@ -3,36 +3,21 @@
 lost ──(may be replaced)──────────> its place is empty ──(no replacement in time)──> the run ends
   └──(replaced too often already, or it would fail again)──────────────────────────────^
 
-A scripted run goes on for a lease if its script is gone:
-
-    lost ──> its place is empty ──(another process takes it)──> the run goes on
-    Goodbye        │
-       │           └──(a lease has passed)──┐
-       └────────────────────────────────────┴──> the run stops with its newest complete checkpoint
-
-The workers carry out what the script has called for, and save the state after that. The script is the user's program,
-which nothing here starts again: its losses do not count in `recovery.restarts`. Without snapshots no other process
-could go on where it was, and the run stops at once.
+Place by place, as `place` has it for a worker's and `script_place` for the script's.
 
 Reads `config`, `ledger`, `checkpoints`. Writes `registry` and its members, `replacements`, `standstill`; through
 `shutdown` and `records`, what follows.
 """
 
-from stageline.broker.control.messages import Exited, Failed, Goodbye, StopRun
-from stageline.broker.diagnosis.explain import Diagnosis, diagnose, failure_report, how_lost
-from stageline.broker.diagnosis.wait_graph import ClusterState, Vacancy
-from stageline.broker.ledger.losses import PARTING, Replacement, WorkerLoss, describe_exit, losses
-from stageline.broker.ledger.member import Member, MemberStatus, worker_label
+from stageline.broker.control.messages import Exited, Failed, Goodbye
+from stageline.broker.ledger.losses import PARTING, WorkerLoss, losses
+from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.pipeline.errors import ExitCode, failure_code
 
-from . import records
-from .run import RunConfig
-from .shutdown import stop
+from .place import exit_code
+from .script_place import place_of
 from .state import RunState
-
-# Results of a process that would fail again if it were restarted, and those that are the run's exit code too.
-_DELIBERATE = frozenset({ExitCode.USAGE, ExitCode.REFUSED})
-_PASSED_ON = frozenset({ExitCode.USAGE, ExitCode.SAVED, ExitCode.REFUSED, ExitCode.INTERRUPTED})
+from .waiting import why_waiting
 
 
 def check(run: RunState, now: float) -> None:
@@ -42,26 +27,19 @@ def check(run: RunState, now: float) -> None:
     """
     check_partings(run, now)
     lost = losses(run.registry.reachable(), run.config.leases, now)
-    found = [(_lose(run, loss, now), loss.result) for loss in lost]
+    found = [(place_of(run, loss.member.index).lose(loss, now), loss.result) for loss in lost]
     reason, result = next((fatal for fatal in found if fatal[0]), ("", None))
     if reason:
-        run.fail(reason, _code(result))
+        run.fail(reason, exit_code(result))
     else:
         _check_standstill(run, now)
 
 
 def check_empty_places(run: RunState, now: float) -> None:
     """End the run if a place has been empty for too long; stop it if that is the script's place."""
-    missing, patience = run.registry.missing, run.config.patience
+    missing = run.registry.missing
     for pending in [each for each in run.replacements.pending.values() if each.index in missing]:
-        empty = now - pending.awaited
-        if pending.index == run.config.script:
-            if empty >= run.config.lease:
-                _stop_without_script(run, pending.why, now)
-        elif empty >= patience:
-            why = why_waiting(run, now, pending.index).text
-            lacks = f"no replacement joined within {empty:.0f} s for {_label(run, pending.index)}: {why}"
-            run.fail(lacks, ExitCode.NO_WORKER)
+        place_of(run, pending.index).stay_empty(pending, now)
 
 
 def mark_lost(run: RunState, now: float) -> None:
@@ -76,8 +54,7 @@ def mark_lost(run: RunState, now: float) -> None:
 def note_parting(run: RunState, member: Member, message: Failed | Goodbye, now: float) -> None:
     """Note a worker's message that it ends.
 
-    The worker sends nothing else from then on, and its process ends soon: see `check_partings`. The script makes no
-    more calls, and may stay until the workers have carried out the last.
+    The worker sends nothing else from then on, and its process ends soon: see `check_partings`.
 
     Args:
         run: The state.
@@ -85,15 +62,8 @@ def note_parting(run: RunState, member: Member, message: Failed | Goodbye, now: 
         message: Its last message.
         now: Seconds since the epoch.
     """
-    if member.is_script and isinstance(message, Goodbye):
-        run.stopping.note_calls(message.training_steps, present=True)
-        member.leave()
-        _stop_without_script(run, f"{member.label} left: {message.reason}", now)
-    elif run.lifecycle.over:
-        member.leave()
-    else:
-        member.part(message, now)
-        check_partings(run, now)
+    place_of(run, member.index).take_leave(member, message, now)
+    check_partings(run, now)
 
 
 def note_alive(run: RunState, member: Member) -> None:
@@ -121,7 +91,7 @@ def note_exit(run: RunState, exited: Exited, now: float) -> None:
     """
     member, over = run.registry.members.get(exited.index), run.lifecycle.over
     if member is None and exited.index in run.registry.missing and not over:
-        _note_failed_start(run, exited, now)
+        place_of(run, exited.index).note_end(exited, now)
     elif member is not None and member.pid == exited.pid:
         if over:
             member.leave()
@@ -130,115 +100,15 @@ def note_exit(run: RunState, exited: Exited, now: float) -> None:
             check_partings(run, now)
 
 
-def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnosis:
-    """Return why the run waits, or why one of its workers does.
-
-    Args:
-        run: The state.
-        now: Seconds since the epoch.
-        worker: The worker's index; None for the whole run.
-    """
-    config = run.config
-    return diagnose(
-        ClusterState(
-            config.schedule,
-            config.placement,
-            run.registry.members,
-            run.replacements.pending,
-            run.ledger,
-            now,
-            config.leases,
-            [_vacancy(config, index) for index in range(len(config.placement))],
-        ),
-        worker,
-    )
-
-
 def _part(run: RunState, member: Member, message: Failed | Goodbye, now: float) -> None:
     if isinstance(message, Failed):
         why, code = f"{member.label} failed: {message.reason}", int(failure_code(message.code))
     else:
-        why, code = _lose(run, WorkerLoss(member, f"left: {message.reason}"), now), int(ExitCode.FAILED)
+        loss = WorkerLoss(member, f"left: {message.reason}")
+        why, code = place_of(run, member.index).lose(loss, now), int(ExitCode.FAILED)
     member.leave()
     if why:
         run.fail(why, code)
-
-
-def _lose(run: RunState, loss: WorkerLoss, now: float) -> str:
-    """Empty the place of a lost worker. Return why the run cannot survive the loss, "" if it can.
-
-    Before the run starts, a lost worker only frees its place, unless its exit is known.
-    """
-    member = loss.member
-    if member.is_script:
-        return _lose_script(run, loss, now)
-    if not (run.registry.begun or loss.exited):
-        run.registry.free(member)
-        run.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
-        return ""
-    why = failure_report(loss, run.ledger, now)
-    if not _may_replace(run, member.index, loss.result):
-        found = why_waiting(run, now)
-        if found.chain.edges and not found.chain.harmless:
-            why += f". {found.text[0].upper()}{found.text[1:]}"
-        member.lose()
-        return why + _times_replaced(run, member.index)
-    run.registry.free(member)
-    run.replacements.count(member.index)
-    run.replacements.pending[member.index] = Replacement(
-        member.index, now, why, member.pid, now, how_lost(loss), member.host
-    )
-    records.go_back(run, [member], member.stages, loss.why, now)
-    run.events.infos.append(f"{why}. Its replacement begins at step {run.checkpoints.complete}")
-    return ""
-
-
-def _lose_script(run: RunState, loss: WorkerLoss, now: float) -> str:
-    member, why = loss.member, failure_report(loss, run.ledger, now)
-    run.registry.free(member)
-    if not run.config.restarts:
-        _stop_without_script(run, why, now)
-        return ""
-    run.replacements.pending[member.index] = Replacement(member.index, now, why, member.pid, now, host=member.host)
-    records.save(run)
-    run.events.infos.append(f"{why}. The run stops in {run.config.lease:g} s unless another process takes its place")
-    return ""
-
-
-def _stop_without_script(run: RunState, reason: str, now: float) -> None:
-    """Stop the run, unless a stop was requested before: its workers may have to finish a step first."""
-    if run.stopping.request is None and not run.lifecycle.over:
-        stop(run, StopRun(reason, at_step_end=run.config.snapshots), now)
-
-
-def _note_failed_start(run: RunState, exited: Exited, now: float) -> None:
-    """Note the end of a process that was to take an empty place, or of the process whose loss has emptied it."""
-    index = exited.index
-    pending, label = run.replacements.pending.get(index), _label(run, index)
-    if pending is not None and pending.pid == exited.pid:
-        if run.replacements.explain(index, exited.detail):
-            run.events.infos.append(f"{label}, which was lost, was {exited.detail}")
-    elif index == run.config.script:
-        if pending is None:
-            _stop_without_script(run, "the script has ended before it joined; see its own output", now)
-    else:
-        comma = "," if exited.detail else ""
-        what = f"{label} {describe_exit(exited)}{comma} before it joined; see its own output"
-        if _may_replace(run, index, exited.result):
-            run.replacements.count(index)
-            records.save(run)
-            run.events.infos.append(what)
-        else:
-            run.fail(f"{what}{_times_replaced(run, index)}", _code(exited.result))
-
-
-def _may_replace(run: RunState, index: int, result: int | None) -> bool:
-    return result not in _DELIBERATE and run.replacements.in_a_row[index] < run.config.restarts
-
-
-def _times_replaced(run: RunState, index: int) -> str:
-    times, most, since = run.replacements.in_a_row[index], run.config.restarts, run.checkpoints.complete
-    return f". It was replaced {times} times since checkpoint {since} (recovery.restarts is {most})" if times else ""
 
 
 def _check_standstill(run: RunState, now: float) -> None:
@@ -253,24 +123,3 @@ def _check_standstill(run: RunState, now: float) -> None:
             hint = f"{found.action[:1].upper()}{found.action[1:]}"
         reason = f"every worker has been waiting for another for {lasts:.0f} s: {found.text}. {hint}"
         run.fail(reason, ExitCode.FAILED)
-
-
-def _label(run: RunState, index: int) -> str:
-    return worker_label(index, run.config.labels[index])
-
-
-def _vacancy(config: RunConfig, index: int) -> Vacancy:
-    if index == config.script:
-        again = "start the script again, with Line.resume, so that it resumes the run"
-        return Vacancy("start the script", again, config.leases.silence, "stops", replaced=False)
-    start = f"start `stageline worker CONFIG --broker URL --index {index}`"
-    if config.code is not None:
-        command = f"stageline worker --join URL --index {index}"
-        start = f"on its machine, in the folder with your code, start `{command}`"
-    elif config.supervised:
-        start = "wait: the process that started the broker starts a worker there"
-    return Vacancy(start, start, config.patience, "is given up", replaced=config.restarts > 0)
-
-
-def _code(result: int | None) -> int:
-    return result if result in _PASSED_ON else ExitCode.FAILED

@@ -19,7 +19,16 @@ _NAMED = "evaluation-"  # of the names under which rounds are stored
 
 
 class EvaluationsDiffer(BrokerError):
-    """The error that a round of evaluation, run twice, had two results: something is not deterministic."""
+    """Error that a round of evaluation, run twice, had two results: something is not deterministic.
+
+    Mend: See that metric, data and model are deterministic (`stageline doctor`), and that software and hardware have
+    not changed.
+
+    Example: the evaluation after step 40 found loss 0.31, and loss 0.32 before: something in the run is not
+    deterministic, or software or hardware have changed
+    """
+
+    error_code = "SL408"
 
 
 class Evaluations:

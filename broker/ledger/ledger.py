@@ -47,7 +47,15 @@ _COMPUTING = {
 
 
 class IllegalTransition(BrokerError):
-    """The error that a worker reports what cannot be: its report is wrong, or its schedule is."""
+    """Error that a worker reports what cannot be.
+
+    Mend: See that all machines have one version of stageline, and no other program sends to the broker; report it
+    otherwise.
+
+    Example: the evaluation after step 40 is not its own
+    """
+
+    error_code = "SL902"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,11 @@ between two calls.
                   └──(no worker comes in time)──> the run is given up
 """
 
-import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-
-from stageline.broker.control.messages import Exited
 
 from .member import Member, MemberStatus
 from .registry import Contact, ProcessKey, may_take
@@ -82,15 +79,14 @@ def loss_of(member: Member, leases: Leases, now: float) -> WorkerLoss | None:
     if member.exited is not None:
         when, end = member.exited
         if now - when >= (EXIT_GRACE if end.status >= 0 else KILL_GRACE):
-            return WorkerLoss(member, _describe_end(member, end), exited=True, result=end.result)
-    silence, stalled = now - member.last_seen, now - member.last_progress
+            return WorkerLoss(member, member.describe_end(end), exited=True, result=end.result)
+    silence, stalled = now - member.last_seen, member.stalled(now)
     if member.superseded and silence >= SUPERSEDED_AFTER:
         return WorkerLoss(member, f"was silent for {silence:.1f} s while another process asked for its place")
     key, longest = silence_limit(member, leases)
     if silence >= longest:
         return WorkerLoss(member, f"was silent for {silence:.1f} s ({key} is {longest:g} s)")
-    at_work = member.status is MemberStatus.PRESENT and member.introduced and member.report is not None
-    if at_work and not member.is_script and stalled >= leases.action:
+    if stalled >= leases.action:
         return WorkerLoss(
             member,
             f"is alive, but completed no action for {stalled:.1f} s; if one may take this long, "
@@ -108,33 +104,6 @@ def silence_limit(member: Member, leases: Leases) -> tuple[str, float]:
     if starting and leases.loading > leases.silence:
         return "recovery.loading", leases.loading
     return "recovery.lease", leases.silence
-
-
-def describe_exit(end: Exited) -> str:
-    """Return how a process ended, continuing a sentence about it.
-
-    If its command returned no result, its status can be anything: the user's code may have chosen it.
-    """
-    how = describe_status(end.status) if end.result is None else f"exited with status {end.result}"
-    return f"{how}, {end.detail}" if end.detail else how
-
-
-def _describe_end(member: Member, end: Exited) -> str:
-    """Return how a member ended, continuing a sentence about it.
-
-    No process of the run started the script, so its status is not known, unless it was killed.
-    """
-    return "has ended" if member.is_script and end.status >= 0 else describe_exit(end)
-
-
-def describe_status(status: int) -> str:
-    """Return how a process ended that returned no result, from its status as `subprocess` gives it."""
-    if status >= 0:
-        return f"ended without a result (status {status})"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
 
 
 class Standstill:

@@ -1,5 +1,6 @@
 """A worker with a place in the plan, or the script: the facts about it, and what it is called."""
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -54,14 +55,9 @@ class Member:
     queues: tuple[Queue, ...] = ()  # that it has an end of, as it has told
 
     @property
-    def is_script(self) -> bool:
-        """True for the script, which has no stages."""
-        return not self.stages
-
-    @property
     def title(self) -> str:
-        """The member for people: "worker 1", "the script"."""
-        return SCRIPT if self.is_script else f"worker {self.index}"
+        """The member for people: "worker 1"."""
+        return f"worker {self.index}"
 
     @property
     def label(self) -> str:
@@ -79,6 +75,11 @@ class Member:
         return f"{self.name} (pid {self.pid}, host {self.host})"
 
     @property
+    def gone(self) -> str:
+        """The subject of a sentence about the member's loss."""
+        return f"{self.label}, {self.process},"
+
+    @property
     def reachable(self) -> bool:
         """True while messages are still sent to the member."""
         return self.status in (MemberStatus.PRESENT, MemberStatus.FINISHED)
@@ -86,8 +87,50 @@ class Member:
     @property
     def resumes(self) -> str:
         """The end of a sentence about a lost member's successor that is at work; "" before it reports work."""
-        working = "computes again" if self.report is not None and self.report.actions else ""
-        return "is there again" if self.is_script else working
+        return "computes again" if self.report is not None and self.report.actions else ""
+
+    @property
+    def unable_to_finish(self) -> str:
+        """The reason for which the member cannot have finished; "" if it can."""
+        return ""
+
+    def stalled(self, now: float) -> float:
+        """Return the seconds for which the member has been at work without progress; 0 if it is not at work."""
+        at_work = self.status is MemberStatus.PRESENT and self.introduced and self.report is not None
+        return now - self.last_progress if at_work else 0.0
+
+    def ago(self, now: float) -> str:
+        """Return the age of the member's last message for people."""
+        return f"{max(0.0, now - self.last_seen):.1f} s ago"
+
+    def starting(self, silence: float) -> str:
+        """Return, continuing a sentence about the member's place, that the member is not at work yet.
+
+        Args:
+            silence: Seconds since the member's last message.
+        """
+        if self.sender:
+            return f"has a worker that is still starting, {silence:.1f} s after its last message"
+        return f"had a worker before the broker restarted {silence:.1f} s ago; it has not reconnected yet"
+
+    def describe_end(self, end: Exited) -> str:
+        """Return how the member ended, continuing a sentence about it."""
+        return describe_exit(end)
+
+    def occupies(self, now: float, *, others_free: bool) -> str:
+        """Return why another process cannot have the member's place, and the way out.
+
+        Args:
+            now: Seconds since the epoch.
+            others_free: True if another place is free.
+        """
+        if not self.sender:
+            return (
+                f"{self.titles} belonged to worker {self.process} before the broker restarted; it may still be running"
+            )
+        verb = "is" if len(self.stages) == 1 else "are"
+        way_out = "start this one without --index or stop the other" if others_free else "stop the other first"
+        return f"{self.titles} {verb} claimed by worker {self.process}, alive {self.ago(now)}; {way_out}"
 
     def queue(self, name: str) -> Queue | None:
         """Return the queue `name` that the member has an end of; None if it has none of that name."""
@@ -162,8 +205,27 @@ class Member:
         self.status = MemberStatus.LOST
 
     def recall_finished(self) -> None:
-        """Note that a worker told a former broker that it has finished. A script does not tell that; it leaves."""
-        self.status = self.status if self.is_script else MemberStatus.FINISHED
+        """Note that the member told a former broker that it has finished."""
+        self.status = MemberStatus.FINISHED
+
+
+def describe_exit(end: Exited) -> str:
+    """Return how a process ended, continuing a sentence about it.
+
+    If its command returned no result, its status can be anything: the user's code may have chosen it.
+    """
+    how = describe_status(end.status) if end.result is None else f"exited with status {end.result}"
+    return f"{how}, {end.detail}" if end.detail else how
+
+
+def describe_status(status: int) -> str:
+    """Return how a process ended that returned no result, from its status as `subprocess` gives it."""
+    if status >= 0:
+        return f"ended without a result (status {status})"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
 
 def worker_label(index: int, stages: Sequence[int | str]) -> str:

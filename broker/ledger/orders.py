@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from stageline.broker.control.messages import Report, ScheduleOrders
+from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.control.store import Fact
 from stageline.pipeline.choice import ChosenSchedule
@@ -58,11 +58,6 @@ class OrderBook(msgspec.Struct):
     def message(self) -> ScheduleOrders:
         """The message that tells workers all orders, and the closed step."""
         return ScheduleOrders(tuple(self.orders), self.closed)
-
-    def lacking(self, report: Report) -> str:
-        """Return, for people, that a worker knows an order that this book does not have; "" if it does not."""
-        known = report.orders > len(self.orders)
-        return "a worker knows of a schedule that the broker's records do not have" if known else ""
 
     def note_review(self, chosen: ChosenSchedule) -> None:
         """Keep the result of the newest review."""

@@ -19,6 +19,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.schedule import Placement
 
 from .member import Member
+from .script import kind_of_member
 
 # What a store keeps of a member.
 _STORED = (
@@ -202,7 +203,8 @@ class Registry:
         for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
             index = kept["index"]
             place = {"stages": self.placement[index], "labels": self._labels(index)}
-            self.members[index] = msgspec.convert({**kept, **place, "last_seen": now, "last_progress": now}, Member)
+            known = {**kept, **place, "last_seen": now, "last_progress": now}
+            self.members[index] = msgspec.convert(known, kind_of_member(self.placement[index]))
 
     def _labels(self, index: int) -> tuple[str, ...]:
         return self.labels[index] if self.labels else ()
@@ -211,7 +213,7 @@ class Registry:
         return (self.members[index] for index in sorted(self.members))
 
     def _workers(self) -> Iterator[Member]:
-        return (member for member in self._in_order() if not member.is_script)
+        return (member for member in self._in_order() if member.stages)
 
     def _known(self, hello: Hello) -> Member | None:
         """Return the member that sends Hello again: it names its incarnation, or its assignment has not reached it.
@@ -238,25 +240,16 @@ class Registry:
             last = sum(map(bool, self.placement)) - 1
             return Refused(f"there is no worker {hello.claim}: the plan has workers 0 to {last}", code=ExitCode.USAGE)
         owner = self.members.get(hello.claim)
-        return hello.claim if owner is None else Refused(self._claimed(owner, now), code=ExitCode.FAILED)
-
-    def _claimed(self, owner: Member, now: float) -> str:
-        ago = f"{max(0.0, now - owner.last_seen):.1f} s ago"
-        if owner.is_script:
-            return f"the run has its script: {owner.process}, alive {ago}; stop it first, or wait until it is lost"
-        if not owner.sender:
-            return (
-                f"{owner.titles} belonged to worker {owner.process} before the broker restarted; "
-                "it may still be running"
-            )
-        verb = "is" if len(owner.stages) == 1 else "are"
-        way_out = "start this one without --index or stop the other" if self.missing else "stop the other first"
-        return f"{owner.titles} {verb} claimed by worker {owner.process}, alive {ago}; {way_out}"
+        return (
+            hello.claim
+            if owner is None
+            else Refused(owner.occupies(now, others_free=bool(self.missing)), code=ExitCode.FAILED)
+        )
 
     def _place(self, index: int, contact: Contact, now: float, start: int, **known: Any) -> Member:
         self.incarnation = max(self.incarnation, self.floor) + 1
         hello = contact.hello
-        self.members[index] = Member(
+        self.members[index] = kind_of_member(self.placement[index])(
             index=index,
             incarnation=self.incarnation,
             **{name: getattr(hello, name) for name in ("name", "host", "pid", "endpoint", "token", "queues")},

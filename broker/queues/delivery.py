@@ -261,6 +261,14 @@ class Receiver:
                 "Look at the network and the memory of the machines on the way"
             )
 
+    def count_absence(self, last: int | None = None) -> None:
+        """Count a search for the next message that found something else.
+
+        Args:
+            last: Number of the search that this one counts as, if it shows that further ones are in vain.
+        """
+        self.failures = self.failures + 1 if last is None else last
+
     def pop(self) -> Message:
         """Remove the first message of `ready` and return it; it counts as taken from now on."""
         message = self.ready.popleft()

@@ -230,8 +230,7 @@ class LinkedQueues(QueueEnds):
                 link = self._link_to(endpoint)
                 for other in self._links.values():
                     other.remove(queue.name)
-                end.link = link
-                link.add(end.requester)
+                end.attach(link)
         for endpoint in [endpoint for endpoint, link in self._links.items() if not link.requesters]:
             self._links.pop(endpoint).close()
         self._send_requests()
@@ -298,18 +297,16 @@ class LinkedQueues(QueueEnds):
         arriving = {link.handle: link for link in links if link.handle is not None}
         watched = {handle: link.events for handle, link in arriving.items()}
         watched |= {fd: select.POLLIN, **self.outbound_link.watched(now)}
-        due = min([until, self.outbound_link.due(now), *[link.due for link in links]])
-        ready = self._ready(watched, due - now)
+        ready = self._ready(watched, min([until, self.outbound_link.due(now), *[link.due for link in links]]) - now)
         now = monotonic()
         for handle in ready:
             if handle in arriving:
                 arriving[handle].receive(now)  # only one, so that it can be taken at once; the next turn has the rest
         if any(handle != fd and handle not in arriving for handle in ready):
             self.outbound_link.serve()
-        if fd not in ready:
-            return False
-        self._wakeup.silence()
-        return True
+        if rung := fd in ready:
+            self._wakeup.silence()
+        return rung
 
     def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
         return self.wait_for(lambda: link.pop(receiver), timeout)
@@ -325,9 +322,8 @@ class LinkedQueues(QueueEnds):
         return self._links[endpoint]
 
     def _send_requests(self) -> None:
-        now = monotonic()
         for link in self._links.values():
-            link.send_requests(now)
+            link.send_requests(monotonic())
 
     def _serve(self, seconds: float) -> None:
         self._poll(monotonic() + seconds)
@@ -385,6 +381,11 @@ class LinkedInbound:
         self.requester = requester
         self.link: InboundLink | None = None
         self._queues = queues
+
+    def attach(self, link: InboundLink) -> None:
+        """Request the messages over `link`, and take them from it."""
+        self.link = link
+        link.add(self.requester)
 
     def take(self, timeout: float) -> Message | None:
         """Return the next message in order, or None after `timeout` seconds or a `ring`, as `Inbound.take`."""

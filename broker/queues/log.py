@@ -34,10 +34,6 @@ _OF_CALLS = (
 )
 
 
-def _never(reason: str, since: float) -> bool:
-    return False
-
-
 class RetentionBudget:
     """Limits of all logs of one worker together: `memory` bytes, and `disk` bytes of what does not fit there."""
 
@@ -46,7 +42,7 @@ class RetentionBudget:
         memory: int = UNLIMITED,
         disk: int = 0,
         folder: str | None = None,
-        wait: Callable[[str, float], bool] = _never,
+        wait: Callable[[str, float], bool] = lambda reason, since: False,
     ) -> None:
         """Make a budget of which nothing is used.
 
@@ -64,6 +60,14 @@ class RetentionBudget:
     def lacks(self, size: int) -> bool:
         """Return True if memory has no room for `size` more bytes."""
         return self.used + size > self.memory
+
+    def take(self, size: int) -> None:
+        """Count `size` more bytes in memory."""
+        self.used += size
+
+    def give_back(self, size: int) -> None:
+        """Count `size` bytes less in memory."""
+        self.used -= size
 
 
 class Seal:
@@ -250,11 +254,10 @@ class Log:
     def _keep(self, number: int, message: Message, frames: list[Frame], now: float) -> None:
         size = sum(map(len, frames))
         kept = _RetainedMessage(size, now, frames, Seal(message.payload))
-        budget = self._budget
-        if budget.used + size > budget.memory:
+        if self._budget.lacks(size):
             self._make_room(number, kept)
         if kept.slot is None:
-            budget.used += size
+            self._budget.take(size)
         self._kept[number] = kept
         self.end = number + 1
         self.bytes += size
@@ -279,7 +282,7 @@ class Log:
             oldest = self._kept[self._in_memory]
             if oldest.slot is None:  # one too large for memory went to the disk at once
                 self._spill(self._in_memory, oldest)
-                self._budget.used -= oldest.size
+                self._budget.give_back(oldest.size)
             self._in_memory += 1
         if self._budget.lacks(new.size):
             self._spill(number, new)
@@ -300,7 +303,7 @@ class Log:
         self._release(number)
         size = sum(map(len, frames))
         self._kept[number] = _RetainedMessage(size, since, frames, None)
-        self._budget.used += size
+        self._budget.take(size)
         self._in_memory = min(self._in_memory, number)
         self.bytes += size
 
@@ -315,7 +318,7 @@ class Log:
             raise self._overwritten(number)
         self.bytes -= kept.size
         if kept.slot is None:
-            self._budget.used -= kept.size
+            self._budget.give_back(kept.size)
         else:
             self._budget.spill.forget(kept.slot)
 

@@ -1,12 +1,11 @@
 """(seed, step) -> batch -> microbatches, the same on every machine.
 
-May import `process`, and the files of `pipeline` itself. Read `source.py`, then `batch.py`; `loader.py`, `samples.py`
+May import `process`, and the files of `pipeline` itself. Read `source.py`, then `batch.py`; `loader.py`
 and `readers.py` make sources of torch's datasets, in which each sample has random numbers of its own.
 """
 
-from .batch import Batch, Microbatch, cut, cut_step, rows, split_batch
+from .batch import Batch, Microbatch, Order, Rows, cut, cut_step, rows, split_batch
 from .feed import Feed
-from .memory import Order, Rows
 from .source import NumberedSource, Numbering, Source
 
 __all__ = [

@@ -14,8 +14,7 @@ import torch
 
 from stageline.pipeline.errors import DataError
 
-from .batch import Batch, Microbatch, cut_step, rows
-from .memory import Rows
+from .batch import Batch, Microbatch, Rows, cut_step, rows
 from .source import NumberedSource, Numbering, Source, called, samples_of
 
 

@@ -9,8 +9,13 @@ are at work in milliseconds. This process may have threads: like torch's own rea
 
 Readers are forked with the first batch and serve all epochs. Asking for another step than the next one discards the
 batches drawn ahead. If a reader dies, others draw again what it had, with the same bits.
+
+A batch travels as bytes. Nothing is unpickled.
+
+    size of the header (8 bytes) | header: the batch, forms in place of tensors | memory of tensor 0 | of tensor 1 | ...
 """
 
+import ctypes
 import errno
 import os
 import signal
@@ -21,15 +26,90 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeAlias
 
+import msgspec
 import torch
 
-from stageline.pipeline.data import frames
 from stageline.pipeline.data.batch import Batch
 from stageline.pipeline.errors import DataError, describe_error
 from stageline.pipeline.process.child import Fork
 from stageline.pipeline.retry import passing_fault
-from stageline.pipeline.tree import Tree
+from stageline.pipeline.tree import Tree, tensors
+
+_SIZE = 8  # bytes that say how long a header is
+_TENSOR = 1  # the code of a tensor's form
+
+Frames: TypeAlias = list[bytes | memoryview]
+
+_forms = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], tuple[int, ...]])
+
+
+class Ended(Exception):
+    """The process at the other end is gone."""
+
+
+def encode(content: Tree) -> Frames:
+    """Return the bytes of a tree of dense tensors on the CPU, whose memory is not copied."""
+    header = msgspec.msgpack.encode(content, enc_hook=_form_of)
+    return [len(header).to_bytes(_SIZE, "little") + header, *map(_memory, tensors(content))]
+
+
+def send(connection: socket.socket, frames: Frames) -> None:
+    """Send `frames`. Raises `OSError` if the other end is gone."""
+    for frame in frames:
+        connection.sendall(frame)
+
+
+def receive(connection: socket.socket) -> Tree:
+    """Return the tree that was sent; sequences are tuples. Raises `Ended`, or `OSError`, if the other end is gone."""
+    header = _read(connection, int.from_bytes(_read(connection, _SIZE), "little"))
+    content = _with_tuples(msgspec.msgpack.decode(header, ext_hook=_empty))
+    for tensor in tensors(content):
+        _read_into(connection, _memory(tensor))
+    return content
+
+
+def _form_of(tensor: torch.Tensor) -> msgspec.msgpack.Ext:
+    form = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.stride()
+    return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode(form))
+
+
+def _empty(code: int, form: memoryview) -> torch.Tensor:
+    dtype, shape, strides = _forms.decode(form)
+    return torch.empty_strided(shape, strides, dtype=getattr(torch, dtype))
+
+
+def _with_tuples(content: object) -> Tree:
+    if isinstance(content, list):
+        return tuple(_with_tuples(part) for part in content)
+    if isinstance(content, dict):
+        return {name: _with_tuples(part) for name, part in content.items()}
+    return content  # type: ignore[return-value]  # a leaf
+
+
+def _memory(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a dense tensor, in the order in which they lie."""
+    size = tensor.numel() * tensor.itemsize
+    if not size:
+        return memoryview(b"")
+    held = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
+    held.tensor = tensor  # type: ignore[attr-defined]  # keeps the memory alive
+    return memoryview(held).cast("B")
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    content = bytearray(size)
+    _read_into(connection, memoryview(content))
+    return bytes(content)
+
+
+def _read_into(connection: socket.socket, memory: memoryview) -> None:
+    while memory:
+        if not (count := connection.recv_into(memory)):
+            raise Ended
+        memory = memory[count:]
+
 
 AHEAD = 2  # steps that each reader has been asked for
 _STEP = 8  # bytes of a request
@@ -102,7 +182,7 @@ class Reader:
 
     def _receive(self) -> Tree:
         with self._expected_to_live():
-            content = frames.receive(self.connection)
+            content = receive(self.connection)
         self._asked -= 1
         return content
 
@@ -110,7 +190,7 @@ class Reader:
     def _expected_to_live(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, frames.Ended):
+        except (OSError, Ended):
             self._process.end(_EXIT_TIMEOUT)
             raise ReaderDied(self._process.pid, self._process.returncode or 0) from None
 
@@ -122,22 +202,22 @@ def _serve(draw: Callable[[int], Batch], asking: socket.socket, requests: socket
     torch.set_num_threads(1)
     try:
         while request := requests.recv(_STEP, socket.MSG_WAITALL):
-            frames.send(requests, _drawn(draw, int.from_bytes(request, "little")))
+            send(requests, _drawn(draw, int.from_bytes(request, "little")))
             sys.stdout.flush()
     except OSError:  # the other end is gone, or this is such a fork
         pass
     return 0
 
 
-def _drawn(draw: Callable[[int], Batch], step: int) -> frames.Frames:
+def _drawn(draw: Callable[[int], Batch], step: int) -> Frames:
     """Return `(None, batch)` encoded, or the error's text with the number of a system fault that may pass, else 0."""
     try:
-        return frames.encode((None, draw(step)))
+        return encode((None, draw(step)))
     except DataError as error:
-        return frames.encode((str(error), _passing(error)))
+        return encode((str(error), _passing(error)))
     except BaseException as error:  # noqa: BLE001  # what no frame can hold, or no memory
         text = f"the batch of step {step} cannot be handed over: {describe_error(error)}"
-        return frames.encode((text, _passing(error)))
+        return encode((text, _passing(error)))
 
 
 def _passing(error: BaseException) -> int:

@@ -54,7 +54,15 @@ class ClippedGradients(Feature):
 
 
 class GradientNotFinite(StageError):
-    """Error that the norm of a gradient, or of all gradients together, is nan or infinite: it cannot be clipped."""
+    """Error that a gradient which is to be clipped has a norm that is not finite.
+
+    Mend: Look at the batch of this step, or lower the learning rate.
+
+    Example: the norm of the gradient of head.weight is nan: clipped by it, every weight would become nan. Look at the
+    batch of this step, or lower the learning rate
+    """
+
+    error_code = "SL205"
 
 
 class NoClip:

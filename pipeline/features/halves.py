@@ -199,8 +199,8 @@ class _Graph:
             if not inward or node in sets:
                 part = parts.setdefault(sets.find(node), WeightPart())
                 weight = _leaf(node)
-                part.borders += [node] if inward else []
-                part.weights += [] if weight is None else [weight]
+                part.borders.extend([node] if inward else [])
+                part.weights.extend([] if weight is None else [weight])
         for edge, gradient in roots:
             parts[sets.find(edge.node)].roots.append((edge, gradient))
         return [part for part in parts.values() if part.weights]
@@ -316,7 +316,7 @@ class WaitingHalves:
             StageError: A layer cannot be divided.
         """
         half = SplitBackward(self._stage, outputs, gradients, stashed.input_nodes.anchor)
-        stashed.outputs = None
+        stashed.drop_outputs()
         outputs.clear()
         half.compute_inputs()
         self.kept[key] = half

@@ -15,10 +15,10 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import BoundLayer, named_state
 
 from .edges import EACH_LAYER, Cut, edges_of, layers_of
-from .families.known import stored_names_of
-from .families.layers import Layers
+from .layered.families import stored_names_of
+from .layered.layers import Layers
 from .load import base_folder, factory_of
-from .patterns import train_only
+from .plan_stage import train_only
 from .segment import Segment
 from .stage_weights import StageWeights, demand_known, made_without_memory, twins_of, unset_buffers, variables_of
 from .ties import with_own_copies

@@ -11,9 +11,9 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, parts_of
 from stageline.pipeline.stage.layers.skipped_calls import demand_plain
 
-from .families.known import FAMILIES, known_layers
-from .families.layers import Layers
 from .layer_costs import best_partition, by_weight
+from .layered.families import FAMILIES, known_layers
+from .layered.layers import Layers
 
 Cut = Sequence[int | str] | str | None
 EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured

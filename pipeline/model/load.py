@@ -20,7 +20,7 @@ from stageline.pipeline.data import Source
 from stageline.pipeline.data.loader import Loader
 from stageline.pipeline.data.source import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
-from stageline.pipeline.feature import Feature, naming, ordered
+from stageline.pipeline.feature import Feature, demand_hooks, naming, ordered
 from stageline.pipeline.features import BUILT_IN
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
@@ -139,7 +139,7 @@ def load_features(plan: Plan) -> list[Feature]:
 
     Raises:
         ModelRefused: A feature cannot be loaded or made.
-        FeatureRefused: The features cannot be in this order.
+        FeatureRefused: The features cannot be in this order, or a hook is misspelled.
     """
     return ordered([_load_feature(plan, reference) for reference in plan.features], BUILT_IN)
 
@@ -152,6 +152,7 @@ def _load_feature(plan: Plan, reference: str) -> Feature:
             f'features = ["{reference}"] is a {type(made).__name__}; expected a subclass of stageline.Feature, an '
             f"object of one, or a function that returns one"
         )
+    demand_hooks(made)
     return made
 
 

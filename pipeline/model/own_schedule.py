@@ -32,15 +32,22 @@ _UNKNOWN = (
 def read_plan(
     path: str | Path, *, sets: Sequence[str] = (), environment: Mapping[str, str] = MappingProxyType({})
 ) -> "plans.Plan":
-    """Read a plan as `pipeline.plan.read_plan` does, and call the function that lists its schedule, if one does.
+    """Read and check a plan. A function that lists its schedule is called.
+
+    `sets` overrule `environment`, which overrules the file, which overrules defaults; `origins` of the plan tells which
+    of them has set each key.
 
     Args:
         path: The TOML file, or a folder that has a stageline.toml.
-        sets: Arguments of `--set`, `section.key=value`; they overrule `environment`.
-        environment: Variables STAGELINE_SECTION__KEY; they overrule the file.
+        sets: Arguments of `--set`, `section.key=value`.
+        environment: Variables STAGELINE_SECTION__KEY.
+
+    Returns:
+        The plan, which cannot be changed.
 
     Raises:
-        PlanRefused: The plan is wrong, or the rows of the function are no sound schedule.
+        PlanRefused: The plan is wrong; the text names every error with its line. Or the rows of the function are no
+            sound schedule.
         ModelRefused: The function is missing, raises, or returns something else than lists of actions.
     """
     return plans.read_plan(path, sets=sets, environment=environment, rows_of_function=loaded_rows)

@@ -11,8 +11,8 @@ from stageline.pipeline.model_names import matches, near, unmatched
 from stageline.pipeline.plan import Plan, PlanError
 from stageline.pipeline.stage.layers.layer import joined
 
+from .layered.traced_layer import TracedLayer
 from .segment import Segment
-from .traced.layer import TracedLayer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

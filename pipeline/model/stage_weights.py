@@ -39,7 +39,7 @@ from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.layer import joined, state_of
 from stageline.pipeline.stage.layers.memory import empty, layout, parameter_like
 
-from .families.layers import StoredNames
+from .layered.layers import StoredNames
 
 Made = TypeVar("Made")
 _WAY_OUT = "register it as a persistent buffer, which the weights have, or compute it in the forward"

@@ -21,8 +21,8 @@ from stageline.pipeline.program import Ties
 from stageline.pipeline.schedule import Mode
 from stageline.pipeline.stage.layers.memory import copied, parameter_like
 
+from .layered.traced_layer import TracedPiece
 from .segment import Segment
-from .traced.layer import TracedPiece
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _PASSED = (type, ModuleType, CodeType, FrameType, *weakref.ProxyTypes, Graph, TracedPiece)  # graphs are given tensors

@@ -150,12 +150,18 @@ class PlanError:
 
 
 class PlanRefused(StagelineError):
-    """The error of a plan that cannot work.
+    """Error that a plan cannot work: a key, a value, or several together.
 
     Attributes:
         errors: Everything that was found wrong with the plan, in one tuple.
+
+    Mend: Change what each line names; the line begins with the file and the line in it. `stageline plan` checks the
+    plan alone. The keys are in docs/reference/plan.md.
+
+    Example: --set: run.steps = -6: expected a whole number of at least 1
     """
 
+    error_code = "SL101"
     exit_code = ExitCode.REFUSED
 
     def __init__(self, errors: Sequence[PlanError]) -> None:

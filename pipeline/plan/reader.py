@@ -28,8 +28,7 @@ from .checks import problems
 from .errors import PlanError, PlanRefused, Reason, shown
 from .keys.key_types import Accepts, nearest
 from .keys.models import TABLES, PlanTables, by_number, section
-from .plan import Plan
-from .settings import GivenValue, almost_named, from_environment, from_set, long_key, merged
+from .plan import GivenValue, Plan, almost_named, from_environment, from_set, long_key, merged
 from .tables import (
     LONGEST_PLAN,
     LONGEST_SCHEDULE,
@@ -334,6 +333,8 @@ def _field(key: Key) -> FieldInfo:
 def _meant(key: Key) -> str:
     *path, name = key
     known = section(key[0]).model_fields
+    if name in PlanTables.model_fields.keys() - TABLES:
+        return f"write {name} before the first table of the plan, such as [run]"
     if near := nearest(name, known):
         return near
     for table in TABLES:

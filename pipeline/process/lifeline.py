@@ -8,6 +8,7 @@ import select
 import threading
 import time
 import weakref
+from collections.abc import Callable
 
 from stageline.pipeline.errors import ExitCode
 
@@ -51,10 +52,13 @@ class Lifeline:
         """Description of the event, for when the lifeline is cut."""
         return "the process that started this worker is gone"
 
-    def end_process_when_cut(self, after: float = LEFT_TO_EXIT) -> None:
-        """Have the process end `after` seconds after the lifeline is cut, even if the user's code hangs."""
+    def end_process_when_cut(self, after: float = LEFT_TO_EXIT, first: Callable[[], object] = lambda: None) -> None:
+        """Have the process end `after` seconds after the lifeline is cut, even if the user's code hangs.
+
+        At once, another thread calls `first`.
+        """
         if self.supervised:
-            threading.Thread(target=self._end_process, args=(after,), name="lifeline", daemon=True).start()
+            threading.Thread(target=self._end_process, args=(after, first), name="lifeline", daemon=True).start()
 
     def _new_poll(self) -> select.poll:
         """Return a poll of the pipe, for one thread."""
@@ -63,8 +67,9 @@ class Lifeline:
             poll.register(self._fd, select.POLLHUP)
         return poll
 
-    def _end_process(self, after: float) -> None:
+    def _end_process(self, after: float, first: Callable[[], object]) -> None:
         self._new_poll().poll()
+        first()
         time.sleep(after)
         os._exit(ExitCode.FAILED)
 

@@ -10,19 +10,19 @@ A schedule is compiled by passes, each of which holds all that one feature adds 
     replays.py      steps that replay what leaves the frozen first stages
     script.py       a script's calls, losses and replies
 
-`verdict.py` proves that a schedule's program is complete, in order and free of deadlock, and computes its times and its
-peaks in memory (`complete.py`, `timing.py`).
+`additions.py` checks what a feature of the user's has added. `verdict.py` proves that a schedule's program is complete,
+in order and free of deadlock, and computes its times and its peaks in memory (`complete.py`, `timing.py`).
 
-May import `pipeline/schedule`. Read `queue.py`, `program.py` and `base.py` first.
+May import `pipeline/schedule`. Read `operations.py`, `program.py` and `base.py` first.
 """
 
-from .base import compile_program, fault_of_queues
+from .additions import adding_pass, fault_of_additions
+from .base import compile_program
 from .clipping import NormClipping
 from .complete import Disordered, Incomplete, UnsoundSchedule
 from .evaluation import Evaluation
-from .instruction import Instruction, Op
+from .operations import Instruction, Op, Per, Queue, QueueName
 from .program import OpLists, Pass, Program, StepLists
-from .queue import Per, Queue, QueueName
 from .replays import CacheUse, Replays
 from .script import ScriptCalls
 from .sums import SumExchange
@@ -56,7 +56,8 @@ __all__ = [
     "Timed",
     "UnsoundSchedule",
     "Verdict",
+    "adding_pass",
     "check_schedule",
     "compile_program",
-    "fault_of_queues",
+    "fault_of_additions",
 ]

@@ -7,20 +7,16 @@ Where stages have replicas, copies are joined that have microbatches in common. 
 no gradient back: credit says how far they may be ahead.
 """
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import reduce
-from itertools import chain
 
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.schedule.replicas import Replicas
 
-from .instruction import Op
+from .operations import Op, Per, Queue, in_order
 from .program import OpLists, Pass, Program, StepLists
-from .queue import Per, Queue, in_order
 
-_QUEUE = re.compile(r"[a-z]{1,16}-\d+(\.\d+)?(-from-\d+(\.\d+)?)?")
 _BACKWARDS = (Kind.BACKWARD, Kind.INPUT)
 
 
@@ -31,21 +27,6 @@ def compile_program(schedule: Schedule, passes: Iterable[Pass] = ()) -> Program:
     """
     wanted = tuple(passes)
     return replace(reduce(lambda program, each: each.lower(program), wanted, _base(schedule)), passes=wanted)
-
-
-def fault_of_queues(program: Program) -> str | None:
-    """Return why the queues that features have added to `program` cannot be used, with the way out.
-
-    Returns None if they can be used.
-    """
-    for name in program.queues:
-        if not _QUEUE.fullmatch(name):
-            return f"a queue is called {name!r}; expected up to 16 small letters and the stage that takes, as norms-0"
-    for op in chain.from_iterable(chain.from_iterable(section.lists) for section in program.sections):
-        for name in (*op.takes, *op.gives):
-            if name not in program.queues:
-                return f"{op.name} uses the queue {name}, which is not there: add it with program.with_queues"
-    return None
 
 
 def _base(schedule: Schedule) -> Program:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from stageline.pipeline.schedule import Action, Kind
 
-from .instruction import Op
+from .operations import Op, Per, Queue
 from .program import Program
-from .queue import Per, Queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Kind, Schedule
 from stageline.pipeline.schedule.action import AFTER_PREVIOUS, BUILDS_ON
 
-from .instruction import Op
+from .operations import Op, Per
 from .program import Program
-from .queue import Per
 
 Listed = Sequence[tuple[int, Op]]  # a worker's operations, each after its step
 
@@ -21,15 +20,36 @@ _BACKWARDS = (Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT, Kind.TIED)
 
 
 class UnsoundSchedule(StagelineError):
-    """A schedule that no workers can run; the text names the schedule, the worker and the action."""
+    """Error that no workers can run a schedule.
+
+    Mend: Mend the function or the file that makes the schedule; `stageline schedule show` draws what it lists.
+
+    Example: schedule mine.py:reverse: worker 0 never runs 0B3 of step 0
+    """
+
+    error_code = "SL103"
 
 
 class Incomplete(UnsoundSchedule):
-    """An action is missing, repeated, or another worker's."""
+    """Error that a schedule lacks an action, has it twice, or gives it to another worker.
+
+    Mend: List each forward and backward of each microbatch once, at the worker that has the stage.
+
+    Example: schedule mine.py:reverse: worker 0 never runs 0B3 of step 0
+    """
+
+    error_code = "SL104"
 
 
 class Disordered(UnsoundSchedule):
-    """A worker's list has an action before one that it builds on."""
+    """Error that a worker's list has an action before one that it builds on.
+
+    Mend: Move the action that the message names behind the one that must come first.
+
+    Example: schedule mine.py:reverse: worker 1 has 1B0 of step 0 before 1F0 of step 0, which must come first
+    """
+
+    error_code = "SL105"
 
 
 def check_complete(schedule: Schedule, worker: int, steps: range) -> None:

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 
 from stageline.pipeline.schedule import Action, forward_only
 
-from .instruction import Op
+from .operations import FEW, Op, Per, Queue
 from .program import OpLists, Program
-from .queue import FEW, Per, Queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,7 @@ import msgspec
 
 from stageline.pipeline.schedule import Action, Kind, Schedule
 
-from .instruction import Instruction, Op
-from .queue import Per, Queue
+from .operations import Instruction, Op, Per, Queue
 
 OpLists = tuple[tuple[Op, ...], ...]  # of each worker
 

@@ -17,9 +17,8 @@ from msgspec.structs import replace
 
 from stageline.pipeline.schedule import ENDS_MICROBATCH, Kind
 
-from .instruction import Op
+from .operations import FEW, Op, Per, Queue
 from .program import Program, StepLists
-from .queue import FEW, Per, Queue
 
 
 class CacheUse(StrEnum):

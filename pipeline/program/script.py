@@ -8,8 +8,8 @@ script  <-- reply-0, reply-1 --  each worker: to any other call
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .operations import FEW, Per, Queue
 from .program import Program
-from .queue import FEW, Per, Queue
 
 
 @dataclass(frozen=True, slots=True)

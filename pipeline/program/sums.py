@@ -14,9 +14,8 @@ from msgspec.structs import replace
 
 from stageline.pipeline.schedule import Action, Kind
 
-from .instruction import Op
+from .operations import Op, Per, Queue
 from .program import Program
-from .queue import Per, Queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,8 @@ from msgspec.structs import replace
 
 from stageline.pipeline.schedule import ENDS_MICROBATCH, Action, Kind, Schedule
 
-from .instruction import Op
+from .operations import Op, Per, Queue
 from .program import Program
-from .queue import Per, Queue
 
 Ties = tuple[tuple[int, int], ...]  # pairs of stages, the lower one first
 Tied = Literal["microbatch", "step"]  # after what gradients are sent

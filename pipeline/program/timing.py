@@ -13,9 +13,8 @@ from typing import Self
 from stageline.pipeline.program.complete import UnsoundSchedule
 from stageline.pipeline.schedule import Action, Kind, Schedule
 
-from .instruction import Op
+from .operations import Op, Queue
 from .program import Program
-from .queue import Queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,14 @@ class Costs:
 
 
 class Deadlock(UnsoundSchedule):
-    """Workers wait for each other for ever; the text names what each of them waits for."""
+    """Error that the workers of a schedule wait for each other for ever.
+
+    Mend: Reorder the actions that the message names: one of them has to come before what its worker waits for.
+
+    Example: schedule mine.py:reverse deadlocks: worker 0 waits at 1F0 of step 0 for room in forward-1
+    """
+
+    error_code = "SL106"
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,11 @@ class _TimedQueue:
     takes: list[float] = field(default_factory=list)
     most: int = 0
 
+    def put(self, time: float, known: list[int]) -> None:
+        """Put a message at `time`, by a producer that knows of the takes `known`."""
+        self.puts.append((time, known))
+        self.most = max(self.most, len(self.puts) - known[self.number])
+
 
 @dataclass(slots=True)
 class _Worker:
@@ -165,6 +176,32 @@ class _Worker:
     number: int
     known: list[int]
     time: float = 0
+
+    def spend(self, seconds: float) -> tuple[float, float]:
+        """Work for `seconds`; return the times of begin and end."""
+        start, self.time = self.time, self.time + seconds
+        return start, self.time
+
+    def take(self, queue: _TimedQueue) -> bool:
+        """Take the next message of `queue` as soon as it is there; return False if it has not been put yet."""
+        if len(queue.takes) == len(queue.puts):
+            return False
+        put_at, known = queue.puts[len(queue.takes)]
+        self.time = max(self.time, put_at + queue.latency)
+        queue.takes.append(self.time)
+        self.known = list(map(max, self.known, known))
+        self.known[queue.number] = len(queue.takes)
+        return True
+
+    def put(self, queue: _TimedQueue) -> bool:
+        """Put a message into `queue` as soon as it has room; return False if nobody has made that yet."""
+        if queue.window is not None and (taken := len(queue.puts) + 1 - queue.window) > 0:
+            if len(queue.takes) < taken:
+                return False
+            self.time = max(self.time, queue.takes[taken - 1] + queue.latency)
+            self.known[queue.number] = max(self.known[queue.number], taken)
+        queue.put(self.time, self.known.copy())
+        return True
 
 
 class _Pipeline:
@@ -207,13 +244,12 @@ class _Pipeline:
         for step, op in self._program.ops(worker.number, steps):
             action = op.action
             for wanted in op.takes:
-                while not _take(worker, self.queues[wanted]):
+                while not worker.take(self.queues[wanted]):
                     yield step, op, wanted
-            end = worker.time + self._costs.of(action._replace(stage=self._stage(action.stage)))
-            self.timed.append(Timed(worker.number, action, worker.time, end, step))
-            worker.time = end
+            start, end = worker.spend(self._costs.of(action._replace(stage=self._stage(action.stage))))
+            self.timed.append(Timed(worker.number, action, start, end, step))
             for target in op.gives:
-                while not _put(worker, self.queues[target]):
+                while not worker.put(self.queues[target]):
                     yield step, op, target
 
     def _described(self, worker: int, step: int, op: Op, name: str) -> str:
@@ -253,28 +289,6 @@ def _latency(costs: Costs, schedule: Schedule, queue: Queue) -> float:
     if one == other:
         return max(costs.latency[max(0, one - 1) : one + 1], default=0)
     return max(costs.latency[min(one, other) : max(one, other)])
-
-
-def _take(worker: _Worker, queue: _TimedQueue) -> bool:
-    if len(queue.takes) == len(queue.puts):
-        return False
-    put_at, known = queue.puts[len(queue.takes)]
-    worker.time = max(worker.time, put_at + queue.latency)
-    queue.takes.append(worker.time)
-    worker.known = list(map(max, worker.known, known))
-    worker.known[queue.number] = len(queue.takes)
-    return True
-
-
-def _put(worker: _Worker, queue: _TimedQueue) -> bool:
-    if queue.window is not None and (taken := len(queue.puts) + 1 - queue.window) > 0:
-        if len(queue.takes) < taken:
-            return False
-        worker.time = max(worker.time, queue.takes[taken - 1] + queue.latency)
-        worker.known[queue.number] = max(worker.known[queue.number], taken)
-    queue.puts.append((worker.time, worker.known.copy()))
-    queue.most = max(queue.most, len(queue.puts) - worker.known[queue.number])
-    return True
 
 
 def _check_fit(schedule: Schedule, costs: Costs, windows: Mapping[str, int], queues: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ says that they descend. May import `errors`. Read `action.py`, `value.py`, then 
 proves what is true of a schedule.
 """
 
-from .action import ENDS_MICROBATCH, ONCE_PER_STEP, Action, Kind
+from .action import ENDS_MICROBATCH, ONCE_PER_STEP, PER_MICROBATCH, Action, Kind
 from .alternating import window_for
 from .catalogue import WINDOWED, forward_only, make_schedule, schedule_names
 from .listed import LISTED, faults, rows_of, told_by
@@ -19,6 +19,7 @@ __all__ = [
     "ENDS_MICROBATCH",
     "LISTED",
     "ONCE_PER_STEP",
+    "PER_MICROBATCH",
     "WINDOWED",
     "Action",
     "Kind",

@@ -32,6 +32,7 @@ class Kind(StrEnum):
 
 ENDS_MICROBATCH = (Kind.BACKWARD, Kind.WEIGHT)  # computes gradients of weights; nothing is left of it in its stage
 ONCE_PER_STEP = (Kind.SUBTOTAL, Kind.ADD, Kind.NORMS, Kind.CLIP, Kind.UPDATE)  # in this order; their microbatch is 0
+PER_MICROBATCH = frozenset(Kind) - set(ONCE_PER_STEP)
 
 
 # What a microbatch goes through at a stage, up to an action of each kind.

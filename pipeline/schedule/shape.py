@@ -11,8 +11,15 @@ Placement = tuple[tuple[int, ...], ...]  # the stages of each worker
 
 
 class ScheduleRefused(StagelineError):
-    """A schedule cannot be made for a shape: the text names the schedule, the shape, the reason and the way out."""
+    """Error that a schedule cannot be made for these stages, workers and microbatches.
 
+    Mend: Change the numbers that the message names, or take another schedule: `stageline schedule list` shows them all.
+
+    Example: schedule zb-v cannot run 3 stages, 8 microbatches: it needs at least two microbatches for each worker, to
+    have pairs; use 6 or more, or zb-v
+    """
+
+    error_code = "SL102"
     exit_code = ExitCode.REFUSED
 
     def __init__(self, text: str, reason: str = "") -> None:

@@ -19,7 +19,15 @@ Styled = Mapping[str, tuple[torch.nn.Module, str]]  # a module and its style, by
 
 
 class SplitDraw(StageError):
-    """Error that a layer has drawn random numbers for a split activation."""
+    """Error that a layer drew random numbers for an activation that a group of processes splits.
+
+    Mend: Set that dropout to 0, or move it behind the layer with split rows.
+
+    Example: random numbers were drawn for what layer 2 returns, whose columns are split over the processes: each would
+    draw the same. Set that dropout to 0, or move it behind the layer with split rows
+    """
+
+    error_code = "SL208"
 
 
 class DrawWatch:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
         StagelineError,
     )
     from stageline.pipeline.feature import Feature, FeatureFailed, FeatureRefused
-    from stageline.pipeline.model.families.layers import Layer, Layers
+    from stageline.pipeline.model.layered.layers import Layer, Layers
+    from stageline.pipeline.model.layered.traced_layers import traced
     from stageline.pipeline.model.own_schedule import read_plan
-    from stageline.pipeline.model.traced.traced_layers import traced
     from stageline.pipeline.plan import Plan, PlanError, PlanRefused
     from stageline.pipeline.program import Costs, UnsoundSchedule, Verdict, check_schedule
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from stageline.pipeline.stage.stage import Stage
     from stageline.workers.checkpoint.saved import NotSaved, load_weights
     from stageline.workers.errors import LineClosed, RunFailed
-    from stageline.workers.extras.audit.crossing import AddNoise, ClipRows, EqualNormGradients
+    from stageline.workers.extras.audit.audited_model import AddNoise, ClipRows, EqualNormGradients
     from stageline.workers.extras.drawing import draw_svg, draw_text
     from stageline.workers.extras.exchange.load import load
     from stageline.workers.extras.exchange.stored_weights import WeightsUnusable
-    from stageline.workers.extras.taps.reading import (
+    from stageline.workers.extras.recording.reading import (
         NoTaps,
         TappedLayer,
         TappedMicrobatch,
@@ -134,12 +134,12 @@ _MODULES = {  # where each name is defined
         "StagelineError",
     ),
     "stageline.pipeline.feature": ("Feature", "FeatureFailed", "FeatureRefused"),
-    "stageline.pipeline.model.families.layers": (
+    "stageline.pipeline.model.layered.layers": (
         "Layer",
         "Layers",
     ),
     "stageline.pipeline.model.own_schedule": ("read_plan",),
-    "stageline.pipeline.model.traced.traced_layers": ("traced",),
+    "stageline.pipeline.model.layered.traced_layers": ("traced",),
     "stageline.pipeline.plan": ("Plan", "PlanError", "PlanRefused"),
     "stageline.pipeline.schedule": (
         "Schedule",
@@ -161,7 +161,7 @@ _MODULES = {  # where each name is defined
         "LineClosed",
         "RunFailed",
     ),
-    "stageline.workers.extras.audit.crossing": (
+    "stageline.workers.extras.audit.audited_model": (
         "AddNoise",
         "ClipRows",
         "EqualNormGradients",
@@ -172,7 +172,7 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.workers.extras.exchange.load": ("load",),
     "stageline.workers.extras.exchange.stored_weights": ("WeightsUnusable",),
-    "stageline.workers.extras.taps.reading": (
+    "stageline.workers.extras.recording.reading": (
         "NoTaps",
         "TappedLayer",
         "TappedMicrobatch",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stageline import Line, ModelRefused, traced
 from stageline.pipeline.plan import read_plan
-from stageline.workers.extras.replay.replay import ReplayTarget, replay
+from stageline.workers.extras.recording.replay import ReplayTarget, replay
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runs.folder import result_in
 from stageline.workers.runtime.job import prepare

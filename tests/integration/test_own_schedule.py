@@ -260,7 +260,7 @@ def test_it_is_drawn_from_the_plan(mine: Workspace, capfd: pytest.CaptureFixture
     mine.write("mine.toml", text)
     assert mine.here("schedule", "show", "mine.toml") == 0
     drawn = capfd.readouterr().out
-    assert "2 stages on 2 workers, 3 microbatches" in drawn
+    assert "mine.py:reverse, 2 stages on 2 workers, 3 microbatches" in drawn
     assert "in flight at most 3 on stage 0, 3 on stage 1" in drawn
     assert mine.here("schedule", "show", "mine.toml", "--stages", "2") == 2
     assert "mine.toml says --stages itself" in capfd.readouterr().err

@@ -17,7 +17,7 @@ from torch import nn
 
 from stageline import Line, PlanRefused
 from stageline.pipeline.plan import read_plan
-from stageline.workers.extras.replay.replay import ReplayTarget, replay
+from stageline.workers.extras.recording.replay import ReplayTarget, replay
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference

@@ -1,13 +1,14 @@
 """A microbatch of a run is run again, alone, and has the bits that it had: whatever was killed meanwhile."""
 
 import os
+import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from stageline.workers.extras.replay.records import NotRecorded, RecordDirectory
-from stageline.workers.extras.replay.replay import ReplayTarget, replay
+from stageline.workers.extras.recording.records import REASON, NotRecorded, RecordDirectory
+from stageline.workers.extras.recording.replay import ReplayTarget, replay
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
 from support.workspace import MODEL
@@ -127,6 +128,10 @@ def test_a_microbatch_that_stops_the_run_can_be_run_again(workspace, capfd, monk
     changed[changed.index("--step") + 1] = "4"
     assert workspace.here(*changed) == 2
     assert "and bad-0000000005-0" in capfd.readouterr().err
+    reason = RecordDirectory(workspace.folder / arguments[1], 1).bad(5, 0) / REASON
+    reason.write_text(re.sub(r'"1[FB]0"', '"1G0"', reason.read_text()))
+    assert workspace.here(*arguments) == NotRecorded.exit_code
+    assert "1G0, which failed, is an operation of a feature" in capfd.readouterr().err
 
 
 @pytest.mark.slow

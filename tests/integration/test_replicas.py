@@ -13,7 +13,7 @@ from stageline import train
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.control.client import Client
 from stageline.workers.extras.exchange.stored_weights import weights_in
-from stageline.workers.extras.replay.replay import NoSuchMicrobatch, ReplayTarget, replay
+from stageline.workers.extras.recording.replay import NoSuchMicrobatch, ReplayTarget, replay
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference, replica_loop

@@ -117,7 +117,7 @@ def test_a_spare_of_a_resumed_run_exits_if_the_others_do_not_come(tmp_path):
     with broker.answering([waits]), pytest.raises(Stopped, match=r"stage 1.*no worker came") as left:
         control.join(1.5, workers_timeout=0.0)
     control.close()
-    assert left.value.code == 69
+    assert left.value.exit_code == 69
 
 
 @pytest.mark.parametrize("last", [Stop("all steps are done", 0), Refused("the run is over", 1)])
@@ -126,7 +126,7 @@ def test_a_spare_exits_with_the_run(tmp_path, last):
     with broker.answering([Standby("no place is free"), last]), pytest.raises(Stopped) as left:
         control.join(1.5)
     control.close()
-    assert left.value.code == last.code
+    assert left.value.exit_code == last.code
 
 
 def introduction() -> WorkerIdentity:

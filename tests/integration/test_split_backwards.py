@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.schedule import Kind, make_schedule
-from stageline.workers.extras.replay.replay import ReplayTarget, replay
+from stageline.workers.extras.recording.replay import ReplayTarget, replay
 from support import reference
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES

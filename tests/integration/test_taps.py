@@ -278,7 +278,7 @@ def test_a_run_is_resumed_with_other_taps_as_a_run_of_its_own(workspace: Workspa
 
 
 SLOW_DISK = """
-from stageline.workers.extras.taps import tap_writer
+from stageline.workers.extras.recording import tap_writer
 
 def _slowly(path, tensors, plain=tap_writer.write_tensors):
     sleep(0.05)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from stageline import Layer, Layers, Line, ModelRefused, traced
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.program import Tied
-from stageline.workers.extras.replay.replay import ReplayTarget, replay
+from stageline.workers.extras.recording.replay import ReplayTarget, replay
 from stageline.workers.process.in_process import run_memory
 from stageline.workers.runtime.job import prepare
 from support import reference

@@ -13,6 +13,7 @@ from stageline.pipeline.feature import (
     FeatureRefused,
     all_handlers,
     compose,
+    demand_hooks,
     ordered,
 )
 from stageline.pipeline.tree import Tree
@@ -142,3 +143,23 @@ def test_a_feature_computes_operations_of_its_own() -> None:
 def test_two_handlers_of_one_kind_are_refused_with_both_owners() -> None:
     with pytest.raises(FeatureRefused, match=r"Dividing.*kind D.*the stage itself"):
         all_handlers([Dividing()], 0, {"D": computed})
+
+
+def test_a_wrapper_that_is_no_function_is_refused_with_feature_and_kind() -> None:
+    class Forgetful(Feature):
+        def around(self, stage: Any, kind: str, compute: Compute) -> Any:
+            """Return nothing."""
+
+    with pytest.raises(FeatureRefused, match=r"Forgetful returned None from around\(\) .* kind F; expected a function"):
+        compose([Forgetful()], 0, "F", computed)
+
+
+@pytest.mark.parametrize(("name", "meant"), [("lowr", "lower"), ("handler", "handlers"), ("states", "state")])
+def test_a_method_that_is_nearly_a_hook_is_refused_with_the_hook(name: str, meant: str) -> None:
+    misspelled = type("Misspelled", (Feature,), {name: lambda self, given: given})()
+    with pytest.raises(FeatureRefused, match=rf"Misspelled has a method {name}, .* did you mean {meant}\?"):
+        demand_hooks(misspelled)
+
+
+def test_methods_and_values_of_other_names_are_the_features_own() -> None:
+    demand_hooks(type("Noisy", (Feature,), {"noise": len, "_states": len, "states": 7})())

@@ -23,7 +23,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.calls import Position
+from stageline.workers.runtime.calls import Call, Position
 from stageline.workers.script.calls.calls import Replies
 from stageline.workers.script.calls.driver import Driver
 
@@ -69,7 +69,7 @@ class SimulatedScript(SimulatedMember):
             self.incarnation = assigned.incarnation
             self._drive(control, assigned)
         except Stopped as stop:
-            return stop.code
+            return stop.exit_code
         except RunFailed as failure:
             if failure.exit_code == ExitCode.SAVED:
                 control.send(Goodbye(self.incarnation, str(failure)))
@@ -100,7 +100,7 @@ class SimulatedScript(SimulatedMember):
         while (number := driver.position.calls) < len(scenario.calls):
             self.sleep(environment.soon(OWN_CODE))
             call = made_call(scenario.calls[number], driver.position)
-            opened.append((number, driver.submit(call.kind, call.inputs, call.targets)))
+            opened.append((number, driver.submit(Call(call.kind, inputs=call.inputs, targets=call.targets))))
             if len(opened) == AHEAD:
                 self._check(*opened.popleft())
         driver.leave()

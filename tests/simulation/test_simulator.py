@@ -275,7 +275,7 @@ def test_if_all_who_knew_better_are_gone_old_records_place_workers_where_nothing
 
 @pytest.mark.slow
 def test_a_broker_with_old_records_that_heeds_no_newer_checkpoint_ruins_the_run(monkeypatch):
-    monkeypatch.setattr(RunState, "lacks_checkpoint", lambda run, complete, member: False)
+    monkeypatch.setattr(reports, "lacks_checkpoint", lambda run, complete, member: False)
     assert first_wrong(having(PlannedFault.OLD_RECORDS)) != "nothing"
 
 

@@ -89,7 +89,7 @@ class SimulatedWorker(SimulatedMember):
             self.incarnation = assigned.incarnation
             self._work(control, assigned)
         except Stopped as stop:
-            return stop.code
+            return stop.exit_code
         except (BrokerError, SnapshotFailed):
             return 1
         finally:

@@ -25,6 +25,7 @@ from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
+from stageline.workers.process.in_process import take_turns
 from stageline.workers.runtime.calls import (
     UNDER_WAY,
     Call,
@@ -36,7 +37,7 @@ from stageline.workers.runtime.calls import (
     settled_call,
 )
 from stageline.workers.runtime.executor import CarryOut, Executor, Metric
-from stageline.workers.runtime.loop import WorkerLoop, take_turns
+from stageline.workers.runtime.loop import WorkerLoop
 from support.programs import queued_calls, with_windows
 from support.reference import Recipe
 

@@ -39,11 +39,29 @@ _DRAFT = re.compile(rf"\.{_STEP.pattern}-[0-9a-f]+")
 
 
 class SnapshotFailed(WriteFailed):
-    """Error: a snapshot could not be written; the text names stage, step, folder and reason."""
+    """Error that a snapshot cannot be written.
+
+    Mend: Make room on the disk or make the folder writable, and resume the run: older snapshots are untouched.
+
+    Example: stage 1 could not write its snapshot of step 40 to runs/a/checkpoints: No space left on device. Older
+    snapshots are untouched; repair this and resume the run
+    """
+
+    error_code = "SL401"
 
 
 class SnapshotsDiffer(SnapshotFailed):
-    """Error: an earlier snapshot of this step has other bits, so something in the run is not deterministic."""
+    """Error that a step was computed again with other bits: something in the run is not deterministic.
+
+    Mend: See that all operations are deterministic (`stageline doctor`) and that software and hardware have not
+    changed, then resume the run as a whole.
+
+    Example: stage 1 came to step 40 with other bits than before: runs/a/checkpoints/stage-1/40, written under
+    incarnation 2 with torch 2.9.0, differs from what incarnation 3 has with torch 2.9.1. Something in the run is not
+    deterministic, or software or hardware have changed: resume the run as a whole
+    """
+
+    error_code = "SL402"
 
 
 @dataclass

@@ -31,7 +31,7 @@ from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.worker_feature import SNAPSHOTS, WorkerFeature, WorkerPlace, in_turns, is_written
+from stageline.workers.runtime.worker_feature import SNAPSHOTS, WorkerFeature, WorkerPlace, awaited, in_turns
 
 from .directory import SnapshotDirectory, SnapshotFailed, beginning_of
 from .snapshot import Snapshot, SnapshotDamaged
@@ -245,7 +245,7 @@ class SnapshotHooks(CheckpointHooks):
 
     def _wait_for(self, stage: int) -> None:
         forget = self._forget_announced
-        done = is_written(self._writer, stage, self._progress, "a snapshot is", LONGEST_WRITE, forget)
+        done = awaited(partial(self._writer.is_done, stage), self._progress, "a snapshot is", LONGEST_WRITE, forget)
         self._writer.demand(done, LONGEST_WRITE, SnapshotFailed)
 
     def _forget_announced(self) -> None:

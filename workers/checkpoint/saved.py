@@ -49,7 +49,14 @@ _WEIGHTS_OF_RUN = {  # the files of a finished run, and why there may be none
 
 
 class NotSaved(StagelineError):
-    """Error: a checkpoint could not be saved; nothing is left of it, and the run continues."""
+    """Error that a checkpoint could not be saved; nothing is left of it, and the run continues.
+
+    Mend: Save to an empty folder on a disk with room.
+
+    Example: runs/best is there already, and not empty: a checkpoint goes to a folder of its own
+    """
+
+    error_code = "SL405"
 
 
 class SavedRun(msgspec.Struct, frozen=True):

@@ -77,7 +77,16 @@ class Snapshot:
 
 
 class SnapshotDamaged(StagelineError):
-    """Error: a snapshot is not as it was written, or is of another run; `problems` lists its damages."""
+    """Error that a snapshot is not as it was written, or is of another run.
+
+    Mend: Resume the run as a whole: all stages begin at an older checkpoint then. `stageline checkpoint verify` lists
+    the damages.
+
+    Example: the snapshot runs/a/checkpoints/stage-1/40 cannot be used: weights.safetensors is damaged: its SHA-256 is
+    another than was written
+    """
+
+    error_code = "SL403"
 
     def __init__(self, folder: Path, problems: list[str]) -> None:
         """Describe the snapshot in `folder` and its `problems`."""

@@ -26,8 +26,15 @@ from .snapshot import SnapshotDamaged, read_manifest
 
 
 class NoCheckpoint(StagelineError):
-    """Error: the folder has no such checkpoint, or not all of it."""
+    """Error that a folder has no such checkpoint, or not all of it.
 
+    Mend: Name a step that `stageline checkpoint ls` shows as complete, or bring the folders of the other machines
+    together.
+
+    Example: runs/a has no snapshot, and not the weights of a finished run: stage-1.safetensors is not there.
+    """
+
+    error_code = "SL404"
     exit_code = ExitCode.USAGE
 
 

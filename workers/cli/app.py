@@ -3,7 +3,7 @@
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
@@ -13,16 +13,27 @@ from typing import Any
 
 import click
 import msgspec
+from click.shell_completion import add_completion_class
 
 from stageline.broker.transports.sockets.descriptors import raise_descriptor_limit
-from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.errors import Bug, ExitCode, StagelineError
 from stageline.pipeline.printable import is_utf8
 
-from .output import CommandFailed, as_facts, message_of, say, suggestion
+from .completion import SHELLS
+from .help import MEANINGS, CommandGroup
+from .output import CommandFailed, as_facts, message_of, say
 
 _FILES = frozenset(file.stem for file in Path(__file__).with_name("commands").glob("[a-z]*.py"))
+FIRST_DAY = "First day"
+PURPOSES: dict[str, Sequence[str]] = {
+    FIRST_DAY: ("doctor", "init", "plan", "train", "status"),
+    "Run on several machines": ("broker", "worker"),
+    "Look into a run": ("run", "why", "story", "queue", "metrics"),
+    "Checkpoints and weights": ("checkpoint", "export", "predict", "eval"),
+    "Tools": ("schedule", "audit", "probe", "replay", "errors"),
+}
 _ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
-_BUG = (
+_BUG = Bug.coded(
     "stageline: this is a bug in stageline. Please report it with the traceback above and the logs in the run's folder."
 )
 
@@ -35,8 +46,28 @@ def _commands(files: Iterable[str]) -> dict[str, click.Command]:
     return {str(each.name): each for each in found if each not in inner}
 
 
-class Commands(click.Group):
+class Commands(CommandGroup):
     """Group of the commands in the folder `commands`. A file that has the name of its command is imported alone."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; without any, fail with the commands of a first day."""
+        if not args and not ctx.resilient_parsing:
+            ctx.fail(self._first_day(ctx))
+        return super().parse_args(ctx, args)
+
+    def _first_day(self, ctx: click.Context) -> str:
+        formatter = ctx.make_formatter()
+        formatter.write_usage("stageline", "COMMAND [ARGS]...")
+        with formatter.section(FIRST_DAY):
+            formatter.write_dl(self.summaries(ctx, PURPOSES[FIRST_DAY]))
+        formatter.write("\nAll commands: stageline --help\nOne of them:  stageline COMMAND --help")
+        return formatter.getvalue()
+
+    def by_purpose(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
+        """Return the names of the commands by their purpose, in the order in which they are needed."""
+        listed = {name for names in PURPOSES.values() for name in names}
+        rest = [name for name in self.list_commands(ctx) if name not in listed]
+        return PURPOSES | ({"Others": rest} if rest else {})
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands that are not hidden, sorted."""
@@ -55,15 +86,6 @@ class Commands(click.Group):
             raise CommandFailed(
                 f"the model, the data or a metric raised SystemExit({code})", ExitCode.REFUSED
             ) from error
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command; an unknown name fails with a suggestion."""
-        name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {name}; {suggestion(name, self.list_commands(ctx))}")
-        return super().resolve_command(ctx, args)
 
 
 def _demand_utf8(arguments: Sequence[str]) -> None:
@@ -84,11 +106,23 @@ def _demand_path(what: str, path: str, way_out: str) -> None:
         raise CommandFailed(f"{what}, {path!a}, is not UTF-8: {way_out}", ExitCode.USAGE)
 
 
-@click.command(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+for _shell in SHELLS:
+    add_completion_class(_shell)
+
+
+@click.command(
+    cls=Commands,
+    codes=MEANINGS,
+    groups={"Options": ("--debug", "--version", "--help")},
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of every error.")
 @click.version_option(package_name="stageline", prog_name="stageline")
 def stageline() -> None:
-    """Train one PyTorch model on machines that share nothing but message queues."""
+    """Train one PyTorch model on machines that share nothing but message queues.
+
+    `stageline COMMAND --help` shows the options of a command, examples and exit codes.
+    """
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -36,6 +36,7 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.owner import read_owner
 
+from . import completion
 from .output import CommandFailed, say
 
 Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
@@ -47,16 +48,26 @@ _VISIBLE = (
 _LAYOUT = ("model.cut=", "model.stages=", "workers.")  # a cut and a number of stages of two commands do not fit
 
 
-config = click.argument("config", type=click.Path(), default=".")  # a folder stands for the plan in it
+config = click.argument(
+    "config", type=click.Path(), default=".", shell_complete=completion.plans
+)  # a folder stands for the plan in it
 sets = click.option(
-    "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Override a key of the plan: --set run.steps=20."
+    "--set",
+    "sets",
+    metavar="KEY=VALUE",
+    multiple=True,
+    shell_complete=completion.settings,
+    help="Override a key of the plan: --set run.steps=20.",
 )
-run = click.argument("run", metavar="RUN", type=click.Path())
+run = click.argument("run", metavar="RUN", type=click.Path(), shell_complete=completion.runs)
 step = click.option(
-    "--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest that all stages have."
+    "--step",
+    type=click.IntRange(min=1),
+    shell_complete=completion.steps,
+    help="The checkpoint of this step. Default: the newest that all stages have.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON with a versioned schema on stdout.")
-where = click.argument("where", type=click.Path(), required=False)
+where = click.argument("where", type=click.Path(), required=False, shell_complete=completion.runs_and_plans)
 lifeline = click.option(
     "--lifeline", type=int, default=-1, hidden=True, help="Descriptor of a pipe; exit once its other end is closed."
 )
@@ -160,7 +171,11 @@ def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | Non
 
 
 broker = click.option(
-    "--broker", callback=address(dials=True), metavar="URL", help="The broker's address. Default: found from WHERE."
+    "--broker",
+    callback=address(dials=True),
+    metavar="URL",
+    shell_complete=completion.broker_addresses,
+    help="The broker's address. Default: found from WHERE.",
 )
 
 

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from stageline.broker.control.messages import WAITS
-from stageline.broker.diagnosis.wait_graph import HARMLESS
 from stageline.broker.ledger.evaluations import record_of, told
+from stageline.broker.ledger.wait_graph import HARMLESS
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED

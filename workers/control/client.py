@@ -28,13 +28,29 @@ REPEAT = 0.25  # seconds between two looks whether a connection broke, and a que
 
 
 class BrokerUnreachable(StagelineError):
-    """The error that no broker answers at the given address."""
+    """Error that no broker can be reached at an address.
 
+    Mend: Start the broker or the script, or name its address with `--broker` or `--join`; docs/guides/two-machines.md
+    has the ports that a firewall has to let through.
+
+    Example: no broker answered at tcp://desk:7000 within 10 s. Start one with `stageline broker`, or name another with
+    --broker.
+    """
+
+    error_code = "SL311"
     exit_code = ExitCode.NO_BROKER
 
 
 class NoAnswer(BrokerUnreachable):
-    """The error that an address can be used, but nothing there answers as a broker does."""
+    """Error that nothing at an address answers as a broker does.
+
+    Mend: See that the run is still going, and that the address is that of its broker; name another with `--broker`.
+
+    Example: no broker answered at tcp://desk:7000 within 5 s. Is the run still going, and is this its broker? Name
+    another with --broker.
+    """
+
+    error_code = "SL312"
 
 
 class Client(AbstractContextManager["Client"]):

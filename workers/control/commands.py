@@ -17,7 +17,7 @@ from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 
 from .control_thread import ControlThread
-from .joining import Stopped
+from .joining import Stopped, WorkersMissing
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 CONFIRMATION = 1.0  # seconds that the broker gets to confirm the last snapshot, and again to say that all have
@@ -149,9 +149,7 @@ class CommandHandler:
         deadline = self._clock.monotonic() + timeout
         while not self._joined:
             if self._clock.monotonic() > deadline:
-                raise Stopped(
-                    f"the other workers did not come within {timeout:g} s: see `stageline status`", ExitCode.NO_WORKER
-                )
+                raise WorkersMissing(f"the other workers did not come within {timeout:g} s: see `stageline status`")
             self._queues.pump(PATIENCE)
             self.handle()
 
@@ -167,7 +165,7 @@ class CommandHandler:
             try:
                 self.handle()
             except Stopped as stop:
-                if stop.code:
+                if stop.exit_code:
                     raise
                 self._hand_over_replies()
                 return

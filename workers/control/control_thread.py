@@ -43,12 +43,13 @@ from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable
-from .joining import JOIN, Joining, Stopped, WorkerIdentity
+from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
 from .session import BEAT, UNANSWERED, Reporter, Session
 
 log = structlog.get_logger()
 
 IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker says so; finishing a step takes part of it
+LIFELINE = 1.0  # seconds between two looks at the lifeline
 CLOSING = 2.0  # seconds that the thread gets to send what is left
 
 
@@ -134,9 +135,7 @@ class ControlThread:
                         reason = message.reason
                         log.info("standing by", reason=reason)
                     if message.step and now() - begun > workers_timeout:
-                        raise Stopped(
-                            f"{message.reason}, and no worker came within {workers_timeout:g} s", ExitCode.NO_WORKER
-                        )
+                        raise WorkersMissing(f"{message.reason}, and no worker came within {workers_timeout:g} s")
         if self._channel.trouble:
             raise BrokerUnreachable(f"no broker can be reached within {timeout:g} s: {self._channel.trouble}")
         raise BrokerUnreachable(
@@ -217,13 +216,12 @@ class ControlThread:
             self.command(Stop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
 
     def _exchange(self, session: Session) -> None:
+        looked = float("-inf")
         while not self._closing:
             now = self._clock.monotonic()
-            try:
-                self._demand_lifeline()
-            except Stopped as stop:
-                self._lifeline = Lifeline()  # once is enough
-                self.command(stop)
+            if now - looked >= LIFELINE:
+                looked = now
+                self._look_at_lifeline()
             renewed = self._channel.renewed()
             if renewed:
                 session.reconnected()
@@ -235,6 +233,13 @@ class ControlThread:
             self._exit_if_ignored()
         for message in session.unsent():
             self._send(message)
+
+    def _look_at_lifeline(self) -> None:
+        try:
+            self._demand_lifeline()
+        except Stopped as stop:
+            self._lifeline = Lifeline()  # once is enough
+            self.command(stop)
 
     def _demand_lifeline(self) -> None:
         if self._lifeline.cut:

@@ -11,28 +11,52 @@ import msgspec
 
 from stageline.broker.control.messages import Assigned, FromBroker, Hello, Refused, Standby, Stop
 from stageline.broker.control.records import Inspection
-from stageline.pipeline.errors import ExitCode, documented
+from stageline.pipeline.errors import ExitCode, StagelineError, documented
 
 JOIN = 0.5  # seconds between two Hellos of a worker that has no place
 
 
-class Stopped(Exception):
+class Stopped(StagelineError):
     """The end of a worker before its program is over.
 
     Attributes:
-        code: The exit code.
+        exit_code: The exit code of the process.
         broker_knows: True if the worker leaves with a Goodbye, since the run need not end for it.
     """
 
-    def __init__(self, reason: str, code: int, *, broker_knows: bool = False) -> None:
+    def __init__(self, reason: str, exit_code: int, *, broker_knows: bool = False) -> None:
         """Keep the exit code and the way to leave; `reason` is the text for people."""
         super().__init__(reason)
-        self.code = code
+        self.exit_code = exit_code
         self.broker_knows = broker_knows
 
 
 class NotAdmitted(Stopped):
-    """The end of a worker for which the broker has no place."""
+    """Error that the broker has no place for a worker, or refuses it: another plan, code or version.
+
+    Mend: Give every machine the same plan, the same code and the same version of stageline; `stageline status` shows
+    which places are taken.
+
+    Example: worker-1 uses control protocol version 20, the broker version 21; install the same stageline on both
+    machines
+    """
+
+    error_code = "SL513"
+
+
+class WorkersMissing(Stopped):
+    """Error that the other workers of the run did not come in time.
+
+    Mend: Start `stageline worker` for each place that `stageline status` shows as missing.
+
+    Example: the other workers did not come within 600 s: see `stageline status`
+    """
+
+    error_code = "SL514"
+
+    def __init__(self, reason: str) -> None:
+        """Take the text for people."""
+        super().__init__(reason, ExitCode.NO_WORKER)
 
 
 class SnapshotInventory(Protocol):

@@ -26,8 +26,8 @@ from stageline.broker.control.messages import (
     Report,
     ScheduleOrders,
     StepDigest,
-    is_full,
 )
+from stageline.broker.control.protocol import is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.pipeline.program import Instruction, Per
@@ -216,8 +216,7 @@ class Reporter:
         ]
 
     def _states(self, instruction: Instruction) -> tuple[MicrobatchState, ...]:
-        forward_only = not self.progress.trains(instruction.action.stage)
-        if forward_only and instruction.action.kind is Kind.FORWARD:
+        if instruction.action.stage in self.progress.forward_only and instruction.action.kind is Kind.FORWARD:
             return MicrobatchState.FORWARD, MicrobatchState.DONE
         return _STATES.get(instruction.action.kind, ())
 

@@ -11,14 +11,22 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from time import monotonic
 
-from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.errors import Bug, StagelineError
 from stageline.pipeline.retry import Note, Retry, lacks_memory
 
 LONGEST_WRITE = 120.0  # seconds that a compute loop waits for the disk before the run fails
 
 
 class WriteFailed(StagelineError):
-    """Error: a file could not be written; the text names it and the reason."""
+    """Error that a file of the run could not be written.
+
+    Mend: Make room on the disk or make the folder writable, and resume the run; docs/reference/resources.md says how
+    long each is waited for.
+
+    Example: activations could not be written to /scratch/offload: No space left on device
+    """
+
+    error_code = "SL407"
 
 
 @dataclass(slots=True, eq=False)
@@ -148,13 +156,14 @@ class BackgroundWriter:
         """
         match self.failure:
             case WriteFailed() as error if self.tried:
-                raise type(error)(f"{error}. It was tried for {self.tried:.0f} s") from error
+                raise type(error)(f"{error.args[0]}. It was tried for {self.tried:.0f} s") from error
             case WriteFailed() as error:
                 raise error
             case Exception() as error if lacks_memory(error):
                 raise error
             case Exception() as bug:
-                raise failed(f"a bug in stageline while it wrote files: {type(bug).__name__}: {bug}") from bug
+                text = f"a bug in stageline while it wrote files: {type(bug).__name__}: {bug}"
+                raise failed(Bug.coded(text)) from bug
         if not done:
             raise failed(f"the disk is still busy after {waited:g} s: the worker could not {self.doing}")
 

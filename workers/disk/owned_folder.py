@@ -112,7 +112,15 @@ _DEEPEST = "stageline-xxxxxxxx/stageline-xxxxxxxx/queues"
 
 
 class TooDeep(StagelineError):
-    """Error: the path of the folder for temporary files is too long for sockets in it."""
+    """Error that the path of the folder for temporary files is too long for sockets in it.
+
+    Mend: Set TMPDIR to a shorter folder, such as /tmp.
+
+    Example: the path of the folder for temporary files, /scratch/jobs/1234/a/b/c, is too long for sockets: they would
+    have paths of 120 bytes, 107 are the most. Set TMPDIR to a shorter folder
+    """
+
+    error_code = "SL320"
 
 
 def longest_socket_path() -> int:

@@ -29,6 +29,7 @@ from stageline.workers.extras.preflight.trial_result import (
     WorkerEstimate,
     goes_on,
 )
+from stageline.workers.extras.preflight.trials import cut_arguments, memory_arguments, try_plan
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.records import measured_timetable
@@ -36,7 +37,6 @@ from stageline.workers.runs.records import measured_timetable
 from .children import LocalRun, ScriptProcess
 from .supervisor import supervise
 from .template import Template
-from .trials import cut_arguments, memory_arguments, try_plan
 
 
 @dataclass(frozen=True, slots=True)

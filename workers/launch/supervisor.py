@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from time import monotonic, sleep
 
-from stageline.broker.ledger.losses import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child

@@ -25,7 +25,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TextIO
 
-from stageline.broker.ledger.losses import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.child import Child, Fork, Interpreter
 from stageline.pipeline.process.lifeline import LifelineOwner

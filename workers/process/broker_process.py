@@ -14,6 +14,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from time import monotonic, time
 
 import structlog
@@ -96,11 +97,11 @@ class StoreWait:
                 f"interrupted while the broker waited for its records: {lacking}. Mend that, and resume the run"
             )
         if self.core is not None:
-            self.core.run.fault = reason
             self._asked.clear()
-            for sender, frame in self._channel.receive(0.0) or ():
-                with suppress(BadMessage):
-                    self._take(self.core, sender, frame or b"")
+            with self.core.run.without_records(reason):
+                for sender, frame in self._channel.receive(0.0) or ():
+                    with suppress(BadMessage):
+                        self._take(self.core, sender, frame or b"")
 
     def over(self) -> Sequence[Received]:
         """Return the messages kept during a wait, to be handled now, and note that the wait is over.
@@ -109,7 +110,7 @@ class StoreWait:
         """
         if self._told and self.core is not None:
             log.info("the broker keeps its records again")
-            self._told, self.core.run.fault = False, ""
+            self._told = False
         kept, self._kept, self._ends = self._kept, [], None
         return kept
 
@@ -170,7 +171,8 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         PlanRefused: The plan cannot be used.
         ModelRefused: The model of the plan cannot be used.
     """
-    place.lifeline.end_process_when_cut()
+    orphaned = Event()
+    place.lifeline.end_process_when_cut(first=orphaned.set)
     plan, schedule = _scheduled(plan)
     folder = runs.make_folder(plan, place.run)
     signals = Signals()
@@ -190,7 +192,7 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         core = wait.core = Coordinator(replace(terms, earlier=earlier_run(plan, run)), store, run, time())
         if not supervised:
             write_owner(folder, plan, "broker")
-        host = _Host(core, plan, folder, place.lifeline, signals)
+        host = _Host(core, plan, folder, orphaned, signals)
         address = partial(runs.write_broker_url, folder, channel.endpoint, core.run.keys.of_control)
         keep_trying(address, folder / runs.BROKER)
         try:
@@ -354,11 +356,11 @@ def _exit_code(run: str, outcome: RunOutcome | None) -> int:
 class _Host:
     """The process around the coordinator: obeys signals, watches the lifeline, and writes the run's files."""
 
-    def __init__(self, core: Coordinator, plan: Plan, folder: Path, lifeline: Lifeline, signals: Signals) -> None:
+    def __init__(self, core: Coordinator, plan: Plan, folder: Path, orphaned: Event, signals: Signals) -> None:
         self._core = core
         self._plan = plan
         self._folder = folder
-        self._lifeline = lifeline
+        self._orphaned = orphaned  # the process that started this one is gone
         self._signals = signals
         self._started = self._observed = monotonic()
         self._over = core.run.outcome is not None
@@ -378,7 +380,7 @@ class _Host:
         if monotonic() - self._observed >= EVERY:
             self._observed = monotonic()
             self._core.keep_observation(time())
-        return self._signals.count > 1 or self._lifeline.cut
+        return self._signals.count > 1 or self._orphaned.is_set()
 
     def _keep_result(self) -> None:
         for _, answer in self._core.handle(b"", Ask("status"), time()):

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 
+from stageline.broker.codec.message import buffer, pack, unpack
 from stageline.broker.codec.structure import Structure, flatten, unflatten
-from stageline.broker.codec.tensors import TensorHeader, buffer, pack, unpack
+from stageline.broker.codec.tensors import TensorHeader
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.snapshot import state_of, training_of

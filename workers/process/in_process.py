@@ -5,7 +5,7 @@ Machines, executors, messages and the coordinator are those of a run of many pro
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,16 +20,19 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BrokerError
+from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
+from stageline.pipeline.program import Program
 from stageline.workers.checkpoint.saved import save_weights
 from stageline.workers.control.joining import Stopped
 from stageline.workers.control.session import Reporter
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome
+from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.job import Job
-from stageline.workers.runtime.loop import SharedQueues, Stuck, WorkerLoop, take_turns
+from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.stage_memory import OffloadFiles
@@ -69,7 +72,7 @@ def _run(local: "_Local", on_status: Callable[[Facts], None], interrupted: Calla
     try:
         local.run(on_status, interrupted)
     except Stopped as stop:
-        return LaunchOutcome(stop.code, str(stop), local.status())
+        return LaunchOutcome(stop.exit_code, str(stop), local.status())
     except ComputeFailed as error:
         return LaunchOutcome(ExitCode.FAILED, local.explain(error), local.status())
     except (BrokerError, Stuck, WriteFailed) as error:
@@ -185,3 +188,33 @@ class _Local(AbstractContextManager["_Local"]):
         for _, message in self._coordinator.tick(time()):
             if isinstance(message, Trim):
                 self._queues.trim(self._job.calls.position(message.step))
+
+
+class Stuck(Exception):
+    """Error that all workers wait for each other in a circle; the text says what each one waits for."""
+
+
+class SharedQueues(MemoryQueues):
+    """The queues of a program for all of its workers, which share a thread."""
+
+    def __init__(self, program: Program, run: str) -> None:
+        """Open all queues of `program`; each begins where the program says. `run` is the id of the run."""
+        super().__init__(run)
+        self._all = tuple(program.queues.values())
+        for queue in self._all:
+            self.inbound(queue).rewind(queue.begins)
+
+    def trim(self, position: Position) -> None:
+        """Let all messages before `position` go."""
+        for queue in self._all:
+            self.outbound(queue).trim(queue.within(position.of(queue.per)))
+
+
+def take_turns(workers: Sequence[WorkerLoop], until: Callable[[WorkerLoop], bool]) -> None:
+    """Give each worker a turn in this thread, again and again until `until` holds for all of them.
+
+    Raises `Stuck` when a whole round changes nothing: within one thread, no message can still be on its way.
+    """
+    while waiting := [worker for worker in workers if not until(worker)]:
+        if not sum(worker.poll(0) for worker in waiting):
+            raise Stuck(f"no worker can go on: {'; '.join(worker.doing for worker in waiting)}")

@@ -218,8 +218,15 @@ def _refused(key: str, reference: str, reason: str) -> ModelRefused:
 
 
 class CannotJoin(StagelineError):
-    """The broker's run cannot be joined by its address alone."""
+    """Error that a worker cannot join a script's run by its address alone.
 
+    Mend: Give this machine the script's files and versions of packages, or start its workers with the plan, as the
+    message says.
+
+    Example: run a is not a script's: start its workers with its plan
+    """
+
+    error_code = "SL512"
     exit_code = ExitCode.REFUSED
 
 
@@ -258,7 +265,7 @@ def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Cal
         except NotAdmitted as refusal:
             if _goes_on(answer.run, broker):
                 log.error("stopped", reason=str(refusal))
-                return refusal.code
+                return refusal.exit_code
         except StagelineError as error:
             tell_script(broker, error)
             raise

@@ -40,7 +40,7 @@ def open_queues(
     """
     url = plan.queues.url
     options = QueueOptions(
-        ahead=sum(queue.window for queue in program.queues.values()),
+        ahead=sum(queue.window or 0 for queue in program.queues.values()),
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         key=assigned.queue_key,

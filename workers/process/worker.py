@@ -18,6 +18,7 @@ from stageline.broker.control.messages import Assigned, Failed, Goodbye
 from stageline.broker.errors import BrokerError, EndpointTaken, Fenced
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import (
+    Bug,
     DataError,
     ExitCode,
     GroupLost,
@@ -104,7 +105,7 @@ def failures_reported(
     try:
         yield
     except BaseException as error:  # whatever it was, the run must end with its reason
-        leaves = isinstance(error, Stopped) and error.code == ExitCode.INTERRUPTED
+        leaves = isinstance(error, Stopped) and error.exit_code == ExitCode.INTERRUPTED
         leaves = leaves or isinstance(error, Fenced | GroupLost) or lacks_resources(error)
         if (isinstance(error, Stopped) and error.broker_knows) or (leaves and replaced):
             control.send(Goodbye(incarnation, bounded(texts(error, why_it_leaves(error)))))
@@ -134,12 +135,10 @@ def why_it_leaves(error: BaseException) -> str:
 def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tuple[str, int]:
     """Return why a worker ends, for people, and its exit code."""
     match error:
-        case Stopped():
-            return str(error), error.code
         case ComputeFailed():
             return explain(error), error.exit_code
         case SnapshotDamaged():
-            return f"{error}. {RESUME_AS_A_WHOLE}", error.exit_code
+            return error.coded(f"{error.args[0]}. {RESUME_AS_A_WHOLE}"), error.exit_code
         case StagelineError():
             return str(error), error.exit_code
         case KeyboardInterrupt():  # no signal: those end the loop between two actions
@@ -147,7 +146,7 @@ def _cause(error: BaseException, explain: Callable[[ComputeFailed], str]) -> tup
         case _ if lacks_resources(error):
             return why_it_leaves(error), ExitCode.FAILED
         case _:
-            return f"a bug in stageline: {type(error).__name__}: {error}", ExitCode.FAILED
+            return str(Bug(error)), ExitCode.FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,11 +61,11 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
         if options.joined:
             raise
         log.error("stopped", reason=str(refusal))
-        return refusal.code
+        return refusal.exit_code
     except Stopped as stop:
-        (log.info if stop.code == ExitCode.OK else log.error)("stopped", reason=str(stop))
-        _tell_refusal(stop, stop.code, options)
-        return stop.code
+        (log.info if stop.exit_code == ExitCode.OK else log.error)("stopped", reason=str(stop))
+        _tell_refusal(stop, stop.exit_code, options)
+        return stop.exit_code
     except Exception as error:
         if lacks_resources(error):  # another process may do better: no code that says that the plan cannot work
             log.error("failed", reason=why_it_leaves(error))

@@ -112,14 +112,28 @@ def name_of(plan: "plans.Plan", resume: str | None) -> str:
 
 
 class FolderUnusable(StagelineError):
-    """Error: the folder for a run's files cannot be made."""
+    """Error that the folder for a run's files cannot be made.
 
+    Mend: Give another `run.dir`, or another `folder` in a script: one that can be written to, whose path is short and
+    UTF-8.
+
+    Example: the folder of the run, runs/a, has too long a path: that of broker.sqlite in it has 600 bytes, and SQLite
+    opens no file of more than 504. Give a shorter run.dir, run.name, or a script's folder or name
+    """
+
+    error_code = "SL504"
     exit_code = ExitCode.REFUSED
 
 
 class NoSuchRun(StagelineError):
-    """Error: the run does not exist, or cannot be resumed."""
+    """Error that a run does not exist, or cannot be resumed.
 
+    Mend: Name one that `stageline run ls` lists.
+
+    Example: there is no run a in runs; `stageline train` without --resume begins one
+    """
+
+    error_code = "SL502"
     exit_code = ExitCode.USAGE
 
 

@@ -156,8 +156,14 @@ def _row(folder: Path) -> RunRow:
 
 
 class QueryRefused(StagelineError):
-    """Error: the run lacks what was asked for; the text says what it has."""
+    """Error that a run lacks what was asked for.
 
+    Mend: Ask for what the message says the run has.
+
+    Example: queue: run a has not begun: it was stopped before
+    """
+
+    error_code = "SL505"
     exit_code = ExitCode.USAGE
 
 

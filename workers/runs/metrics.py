@@ -220,8 +220,15 @@ class _FileTail:
 
 
 class TensorBoardMissing(StagelineError):
-    """Error: the package tensorboard is not installed."""
+    """Error that the package tensorboard is not installed.
 
+    Mend: Install it with `pip install "stageline[tensorboard]"`.
+
+    Example: the package tensorboard is not installed, or not whole (No module named 'tensorboard'); install it with:
+    pip install "stageline[tensorboard]"
+    """
+
+    error_code = "SL507"
     exit_code = ExitCode.USAGE
 
 
@@ -281,7 +288,14 @@ class EventFile(AbstractContextManager["EventFile"]):
 
 
 class MetricsNotWritten(StagelineError):
-    """Error: the metrics of a run cannot be written; the text names the file and the reason."""
+    """Error that the metrics of a run cannot be written.
+
+    Mend: Make room on the disk or make the folder writable, and resume the run.
+
+    Example: cannot write runs/a/metrics.jsonl: disk full
+    """
+
+    error_code = "SL506"
 
 
 class MetricsFile(AbstractContextManager["MetricsFile"]):

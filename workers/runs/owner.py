@@ -135,7 +135,15 @@ def record_end(folder: Path, code: int, reason: str) -> None:
 
 
 class RunGoesOn(StagelineError):
-    """Error: another process runs the run."""
+    """Error that another process runs the run.
+
+    Mend: Wait for its end, or stop the process that the message names.
+
+    Example: run a is going on: stageline train, pid 812, runs it. Wait for its end or stop that process; `stageline
+    status runs/a` shows it
+    """
+
+    error_code = "SL503"
 
 
 class StartingRun(AbstractContextManager["StartingRun"]):

@@ -56,7 +56,14 @@ TAIL = 3  # steps at the end that are not shown: in these the pipeline drains
 
 
 class RecordsDamaged(StagelineError):
-    """Error: a record of the run cannot be read; the text names the file and the fault."""
+    """Error that a record of a run cannot be read.
+
+    Mend: Resume the run: its snapshots are enough. The message names the damaged file.
+
+    Example: runs/a/broker.sqlite holds no records, although the run has snapshots; resume it: they are enough
+    """
+
+    error_code = "SL412"
 
 
 class RecordedState(StrEnum):

@@ -3,7 +3,7 @@
 take the next call -> its instructions -> computed -> the reply is put -> take the next call ... until STOP
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -248,17 +248,10 @@ class QueuedCallSource(CallSource):
         sequence.begin_at(position)
         self._parts.progress.begins_at(position, {queue.per: position.of(queue.per) for queue in sequence.replies})
 
-    def take(self, inbound: Inbound, timeout: float) -> Message | None:
-        """Return the next message. While there is none, the script's next call is looked at, which takes a while."""
+    def around(self, inbound: Inbound) -> Inbound:
+        """Return `inbound` with a look at the script's next call, which takes a while, whenever it has no message."""
         sequence = self._sequence
-        if not sequence.looks_ahead:
-            return inbound.take(timeout)
-        message = inbound.take(0)
-        if message is not None:
-            return message
-        if (call := self._parts.inbound(sequence.calls).take(0)) is not None:
-            sequence.look_at(call)
-        return inbound.take(timeout)
+        return LookingAhead(inbound, sequence, lambda: self._parts.inbound(sequence.calls).take(0))
 
     def evaluated(self, stage: int, output: Tree) -> None:
         """Note that `stage` has run a microbatch of the open call forward, with this output."""
@@ -281,7 +274,7 @@ class QueuedCallSource(CallSource):
         """
         sequence = self._sequence
         for queue in sequence.replies:
-            if (outbound := self._parts.outbound.opened.get(queue.name)) is not None:
+            if (outbound := self._parts.opened.get(queue.name)) is not None:
                 depth, per = outbound.depth(), queue.per
                 arrived = sequence.position.of(per) - depth.ready - depth.in_flight
                 self._parts.progress.arrived(per, max(sequence.start.of(per), arrived))
@@ -297,7 +290,7 @@ class QueuedCallSource(CallSource):
         sequence, parts = self._sequence, self._parts
         reply, queue = sequence.reply(), sequence.answer
         if queue is not None:
-            parts.outbound.put_reply(queue.name, sequence.position.of(queue.per), reply)
+            parts.put_reply(queue.name, sequence.position.of(queue.per), reply)
             parts.progress.replied()
         trained = sequence.open is not None and sequence.open.kind is CallKind.TRAIN
         sequence.close()
@@ -321,5 +314,28 @@ class QueuedCallSource(CallSource):
         parts.progress.called_to(sequence.position.after(CallKind.TRAIN) if trains else None)
         for batch in sequence.take_settled():
             for name in self._evaluation:
-                parts.outbound.of(name).empty(batch)
+                parts.outbound(name).empty(batch)
         return instructions
+
+
+class LookingAhead:
+    """Consumer's end of a queue that looks at the script's next call before it waits for a message."""
+
+    def __init__(self, inbound: Inbound, sequence: CallSequence, next_call: Callable[[], Message | None]) -> None:
+        """Wrap `inbound`; `next_call` takes a call from the script's queue, if one is there."""
+        self.queue = inbound.queue
+        self.rewind = inbound.rewind
+        self._inbound = inbound
+        self._sequence = sequence
+        self._next_call = next_call
+
+    def take(self, timeout: float) -> Message | None:
+        """Return the next message in order, or None after `timeout` seconds, as `Inbound.take`."""
+        if not self._sequence.looks_ahead:
+            return self._inbound.take(timeout)
+        message = self._inbound.take(0)
+        if message is not None:
+            return message
+        if (call := self._next_call()) is not None:
+            self._sequence.look_at(call)
+        return self._inbound.take(timeout)

@@ -6,20 +6,18 @@ A call may have to be waited for: a step for the broker's order, a step after a 
 call of a script for the script.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stageline.broker.codec.message import Message
 from stageline.broker.control.records import ScheduleOrder
-from stageline.broker.queues.base import Inbound
+from stageline.broker.queues.base import Inbound, Outbound
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.tree import Tree
 from stageline.workers.runs.metrics import MetricsLine
 
 from .calls import Position
 from .executor import Executor
-from .outbound_queues import OutboundQueues
 from .progress import Progress
 
 SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
@@ -36,7 +34,9 @@ class LoopParts:
         start: Training steps before the loop begins.
         executor: Computes what a call asks for.
         inbound: Returns a queue that the worker takes from, by its name.
-        outbound: Queues that it puts into.
+        opened: Queues that it puts into and that are open, by name.
+        outbound: Returns a queue that it puts into, by its name.
+        put_reply: Puts a reply with a number into the queue of this name.
         progress: Notes which call is waited for.
         now: Returns the seconds since the epoch.
         pump: Moves messages of all queues, for so many seconds.
@@ -49,7 +49,9 @@ class LoopParts:
     start: int
     executor: Executor
     inbound: Callable[[str], Inbound]
-    outbound: OutboundQueues
+    opened: Mapping[str, Outbound]
+    outbound: Callable[[str], Outbound]
+    put_reply: Callable[[str, int, Tree], None]
     progress: Progress
     now: Callable[[], float]
     pump: Callable[[float], None]
@@ -90,9 +92,9 @@ class CallSource:
         """
         raise NotImplementedError
 
-    def take(self, inbound: Inbound, timeout: float) -> Message | None:
-        """Return the next message of `inbound` that an instruction of the open call needs, or None after `timeout`."""
-        return inbound.take(timeout)
+    def around(self, inbound: Inbound) -> Inbound:
+        """Return the queue that instructions take from, made of `inbound`. Called once for each queue."""
+        return inbound
 
     def evaluated(self, stage: int, output: Tree) -> None:
         """Note that `stage` has run a microbatch of the open call forward."""

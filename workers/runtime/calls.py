@@ -74,7 +74,7 @@ class Call:
 
     Attributes:
         kind: Kind of the call.
-        number: Number of the call, from 0.
+        number: Number of the call, from 0; a call that is only submitted has none yet, nor the next two.
         step: Training steps that come before it.
         evaluation: Evaluated batches that come before it.
         inputs: Tree of tensors whose dimension 0 counts the rows of the whole batch; None where the worker has no use
@@ -87,9 +87,9 @@ class Call:
     """
 
     kind: CallKind
-    number: int
-    step: int
-    evaluation: int
+    number: int = 0
+    step: int = 0
+    evaluation: int = 0
     inputs: Tree = None
     targets: Tree = None
     state: Mapping[str, Tensor] | None = None
@@ -104,7 +104,14 @@ class Call:
 
 
 class CallRefused(StagelineError):
-    """Error that a call cannot be carried out: it is malformed, or not the next one."""
+    """Error that workers cannot carry out a call of a script.
+
+    Mend: Load weights that have the names and shapes of the model that the line was made with.
+
+    Example: the weights to load differ from those of stages 0, 1 in their names: head.weight
+    """
+
+    error_code = "SL515"
 
 
 class Position(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import torch
 
 from stageline.broker.control.records import SampleOrder
 from stageline.pipeline.data import Feed, Order
-from stageline.pipeline.model.patterns import tapped_layers
+from stageline.pipeline.model.plan_stage import tapped_layers
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.side_effects import impure_modules
 from stageline.pipeline.plan import Plan, PlanError

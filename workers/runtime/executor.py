@@ -12,8 +12,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stageline.broker.codec.structure import emptied, is_emptied
+from stageline.broker.codec.message import LIMITS
+from stageline.broker.codec.structure import emptied, flatten, is_emptied
 from stageline.broker.control.records import EvaluationRecord
+from stageline.broker.errors import Unsendable
 from stageline.pipeline.data import Microbatch
 from stageline.pipeline.errors import (
     DataError,
@@ -30,7 +32,7 @@ from stageline.pipeline.features.halves import Root
 from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.model.load import demand_default_device
 from stageline.pipeline.program import Instruction
-from stageline.pipeline.schedule import ONCE_PER_STEP
+from stageline.pipeline.schedule import PER_MICROBATCH
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree, describe, map_tensors
@@ -136,6 +138,13 @@ class Executor:
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
         self._replicas = replicas
+        self.computes: dict[
+            tuple[int, str], Compute
+        ] = {}  # by copy and kind of operation, within the built-in features
+        for copy, stage in stages.items():
+            inner = ordered([*self._built_in(), *stage.features], BUILT_IN)
+            for kind, compute in all_handlers(inner, stage, self._core(stage), _demand_sendable).items():
+                self.computes[copy, kind] = compute
         self.carry_out = self.within(())
 
     def within(self, features: Sequence[Feature]) -> CarryOut:
@@ -146,10 +155,9 @@ class Executor:
         kind of operation.
         """
         table: dict[tuple[int, str], Compute] = {}
-        for copy, stage in self.stages.items():
-            inner = ordered([*self._built_in(), *stage.features], BUILT_IN)
-            for kind, compute in all_handlers(inner, stage, self._core(stage)).items():
-                table[copy, kind] = compose(features, stage, kind, _naming_failures(stage, compute))
+        for (copy, kind), compute in self.computes.items():
+            stage = self.stages[copy]
+            table[copy, kind] = compose(features, stage, kind, _naming_failures(stage, compute))
 
         def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             action = instruction.action
@@ -269,6 +277,14 @@ class Executor:
         sums.rows += given.rows
 
 
+def _demand_sendable(instruction: Instruction, result: Tree) -> None:
+    if instruction.gives:
+        try:
+            flatten(result, LIMITS.depth)
+        except Unsendable as error:
+            raise TypeError(f"for {', '.join(instruction.gives)}, the {error}") from error
+
+
 def _naming_failures(stage: Stage, compute: Compute) -> Compute:
     """Return `compute` with each exception of the user's code turned into a `ComputeFailed` that has it as its cause.
 
@@ -299,7 +315,7 @@ def _failure(stage: Stage, instruction: Instruction, error: BaseException) -> Co
     if issubclass(type(error), FeatureFailed):
         failed = f"stopped: {error}"
     action = instruction.action
-    alone = not instruction.evaluates and action.kind not in ONCE_PER_STEP  # can be run again, without others
+    alone = not instruction.evaluates and action.kind in PER_MICROBATCH  # can be run again, without others
     return ComputeFailed(f"stage {stage.index} {failed}", Culprit(instruction.step, action) if alone else None)
 
 

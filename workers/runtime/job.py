@@ -13,7 +13,6 @@ from stageline.broker.control.records import RunLength, ScheduleOrder
 from stageline.pipeline.data import Feed, Numbering, Source
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.feature import Feature, naming
 from stageline.pipeline.features.offload import Offload, in_memory
 from stageline.pipeline.model.cut import build_segments, first_trainable, frozen_stages
 from stageline.pipeline.model.load import (
@@ -25,8 +24,7 @@ from stageline.pipeline.model.load import (
     load_source,
     load_targets,
 )
-from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, tapped_layers
-from stageline.pipeline.model.plan_stage import make_stage
+from stageline.pipeline.model.plan_stage import demand_matched, demand_recomputable, make_stage, tapped_layers
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.side_effects import demand_replicable
 from stageline.pipeline.model.split import demand_splits
@@ -45,9 +43,7 @@ from stageline.pipeline.program import (
     SumExchange,
     TiedStages,
     Verdict,
-    check_schedule,
     compile_program,
-    fault_of_queues,
 )
 from stageline.pipeline.schedule import Schedule
 from stageline.pipeline.stage.stage import Stage
@@ -56,6 +52,7 @@ from .call_sequence import QueuedCalls
 from .calls import CallFeed
 from .demands import demand_prefix, demand_staying, made_order, order_of
 from .executor import Executor, Metric
+from .feature_pass import FeaturePass, check_lowered, demand_handlers
 from .orders import StepOrders
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 
@@ -146,7 +143,9 @@ class Job:
         make: Callable[[int, Offload], Stage] | None = None,
         offload: Callable[[int], Offload] = in_memory,
     ) -> Executor:
-        """Return the stages with data and metrics. Raises `ModelRefused` for a wrong optimizer or loss.
+        """Return the stages with data and metrics.
+
+        Raises `ModelRefused` for a wrong optimizer or loss, and `FeatureRefused` for an operation without a handler.
 
         Args:
             stages: Copies that are made.
@@ -159,7 +158,9 @@ class Job:
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
         parts = made, feed, self.program.last, self.metrics
-        return Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
+        executor = Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
+        demand_handlers(self.program, executor.computes.keys())
+        return executor
 
     @cached_property
     def program(self) -> Program:
@@ -305,7 +306,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
         demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
-    verdict = check_schedule(program, Costs.even(schedule.stages, frozen=frozen_stages(segments)))
+    verdict = check_lowered(program, Costs.even(schedule.stages, frozen=frozen_stages(segments)))
     return Job(plan, segments, schedule, passes, verdict, length)
 
 
@@ -319,23 +320,6 @@ def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
     ties = TiedStages(ties_of(segments, plan.schedule.mode), plan.schedule.tied)
     clips = (NormClipping(),) if plan.clips else ()
     return (ties, *clips, SumExchange(tuple(frozen_stages(segments))), *map(FeaturePass, load_features(plan)))
-
-
-@dataclass(frozen=True)
-class FeaturePass:
-    """The pass by which a feature of the user's adds to the program."""
-
-    feature: Feature
-
-    def lower(self, program: Program) -> Program:
-        """Return `program` as the feature lowers it. Raises `FeatureFailed` if it raises, or returns something else."""
-        with naming(self.feature, "lower()"):
-            found = self.feature.lower(program)
-            if not isinstance(found, Program):
-                raise TypeError(f"it returned {type(found).__name__}; expected a Program")
-            if fault := fault_of_queues(found):
-                raise ValueError(fault)
-            return found
 
 
 SCRIPTED = (Evaluation(by_credit=False), ScriptCalls())  # what a script's calls add

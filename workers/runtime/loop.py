@@ -13,9 +13,11 @@ from typing import Protocol
 
 from msgspec import UNSET
 
+from stageline.broker.codec.codecs import Codec
+from stageline.broker.codec.message import Message
+from stageline.broker.codec.tensors import coded
 from stageline.broker.control.records import ScheduleOrder
-from stageline.broker.queues.base import Inbound, Queues
-from stageline.broker.queues.memory import MemoryQueues
+from stageline.broker.queues.base import Depth, Inbound, Outbound, Queues
 from stageline.pipeline.program import Instruction, Program
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
@@ -25,10 +27,10 @@ from .call_source import CallSource, Keep, LoopParts, Measured, SaveStages
 from .calls import Position, RunCalls
 from .executor import CarryOut, Executor
 from .machine import AwaitCredit, Command, Compute, Finish, Machine, Take
-from .outbound_queues import OutboundQueues
 from .progress import Progress
 
 OnStep = Callable[[int, int, float | None], None]
+Put = Callable[[int, int, Tree], None]  # of a step and a microbatch, or whatever else the queue's messages are of
 
 PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the worker handles the broker's commands
 
@@ -109,7 +111,9 @@ class WorkerLoop:
             start=start,
             executor=executor,
             inbound=self._inbound,
-            outbound=self._outbound,
+            opened=self._outbound.opened,
+            outbound=self._outbound.of,
+            put_reply=self._outbound.put_reply,
             progress=self.progress,
             now=clock.time,
             pump=queues.pump,
@@ -118,7 +122,7 @@ class WorkerLoop:
             save=save,
         )
         self._calls = calls.source(parts)
-        self._take = self._calls.take
+        self._taken: Callable[[str], Inbound] = cache(lambda name: self._calls.around(self._inbound(name)))
 
     def run(self, between: Callable[[], None], on_step: OnStep) -> None:
         """Poll until the program is over. Exceptions of the two functions end the loop.
@@ -215,8 +219,8 @@ class WorkerLoop:
                 return False
         while type(command) is Take:
             self.progress.waiting(command)
-            inbound = self._inbound(command.queue)
-            message = self._take(inbound, timeout)
+            inbound = self._taken(command.queue)
+            message = inbound.take(timeout)
             if message is None:
                 return False
             command = self._machine.arrived(command.queue, *inbound.queue.at(message.number))
@@ -271,31 +275,71 @@ class WorkerLoop:
         )
 
 
-class Stuck(Exception):
-    """Error that all workers wait for each other in a circle; the text says what each one waits for."""
+class OutboundQueues:
+    """The queues that one worker puts into, by name. Each is opened when it is needed first.
 
-
-class SharedQueues(MemoryQueues):
-    """The queues of a program for all of its workers, which share a thread."""
-
-    def __init__(self, program: Program, run: str) -> None:
-        """Open all queues of `program`; each begins where the program says. `run` is the id of the run."""
-        super().__init__(run)
-        self._all = tuple(program.queues.values())
-        for queue in self._all:
-            self.inbound(queue).rewind(queue.begins)
-
-    def trim(self, position: Position) -> None:
-        """Let all messages before `position` go."""
-        for queue in self._all:
-            self.outbound(queue).trim(queue.within(position.of(queue.per)))
-
-
-def take_turns(workers: Sequence[WorkerLoop], until: Callable[[WorkerLoop], bool]) -> None:
-    """Give each worker a turn in this thread, again and again until `until` holds for all of them.
-
-    Raises `Stuck` when a whole round changes nothing: within one thread, no message can still be on its way.
+    Attributes:
+        opened: Queues that are open, by name.
+        of: Returns the queue of this name.
     """
-    while waiting := [worker for worker in workers if not until(worker)]:
-        if not sum(worker.poll(0) for worker in waiting):
-            raise Stuck(f"no worker can go on: {'; '.join(worker.doing for worker in waiting)}")
+
+    def __init__(self, queues: Queues, program: Program, *, run: str, incarnation: int) -> None:
+        """Open no queue yet.
+
+        Args:
+            queues: Opens the queues.
+            program: Says which queues there are.
+            run: Id of the run, written into the messages.
+            incarnation: Incarnation of the worker, written into the messages.
+        """
+        self.opened: dict[str, Outbound] = {}
+        self.of: Callable[[str], Outbound] = cache(self._open)
+        self._queues = queues
+        self._program = program
+        self._run = run
+        self._incarnation = incarnation
+        self._putting: Callable[[str], Put] = cache(self._put_into)
+
+    def depths(self) -> dict[str, Depth]:
+        """Return the depth of each open queue, by name."""
+        return {name: outbound.depth() for name, outbound in self.opened.items()}
+
+    def put(self, instruction: Instruction, result: Tree) -> None:
+        """Put the result of `instruction` into the queues that take it."""
+        op = instruction.op
+        for name in op.gives:
+            self._putting(name)(instruction.step, op.action.microbatch, result)
+
+    def put_reply(self, name: str, number: int, reply: Tree) -> None:
+        """Put the reply to a script's call into a queue.
+
+        Args:
+            name: Name of the queue.
+            number: Number of the reply in its queue.
+            reply: The reply.
+        """
+        self._putting(name)(number, 0, reply)
+
+    def _put_into(self, name: str) -> Put:
+        """Return the function that puts into a queue. Data that all its messages share are looked up once."""
+        queue, put = self._program.queues[name], self.of(name).put
+        run, incarnation, count, codec = self._run, self._incarnation, queue.count, Codec[queue.codec.upper()]
+        places = {microbatch: place for place, microbatch in enumerate(queue.microbatches)}
+
+        def put_one(step: int, microbatch: int, payload: Tree) -> None:
+            content = None if queue.signals else payload
+            put(Message(run, name, step, incarnation, content))
+
+        def put_of_microbatch(step: int, microbatch: int, payload: Tree) -> None:
+            put(Message(run, name, step * count + places[microbatch], incarnation, payload))
+
+        def put_coded(step: int, microbatch: int, payload: Tree) -> None:
+            put_of_microbatch(step, microbatch, coded(payload, codec))
+
+        if not queue.per.many:
+            return put_one
+        return put_of_microbatch if codec is Codec.LOSSLESS else put_coded
+
+    def _open(self, name: str) -> Outbound:
+        self.opened[name] = outbound = self._queues.outbound(self._program.queues[name])
+        return outbound

@@ -30,7 +30,15 @@ class Culprit:
 
 
 class ComputeFailed(StagelineError):
-    """Error that the user's model, loss or data raised; the text names the stage, the action and the layer."""
+    """Error that the user's model, loss, metric or data raised while a stage computed.
+
+    Mend: Mend the line that the message names. `stageline replay` runs the recorded microbatch again, under a debugger.
+    After `CUDA out of memory` see docs/guides/memory.md.
+
+    Example: stage 1 failed in 1F3, layer 4: KeyError: 7 (net.py, line 9, in loss)
+    """
+
+    error_code = "SL203"
 
     def __init__(self, reason: str, culprit: Culprit | None = None) -> None:
         """Take the text, and the microbatch that failed if one can be run again by itself."""
@@ -39,7 +47,16 @@ class ComputeFailed(StagelineError):
 
 
 class BadMicrobatch(ComputeFailed):
-    """Error that a microbatch's loss is not a finite number."""
+    """Error that the loss of a microbatch is not a finite number.
+
+    Mend: Look at that batch, or lower the learning rate. `recovery.skip` leaves bad microbatches out; `stageline
+    replay` computes it again.
+
+    Example: the loss of microbatch 3 of step 118 is nan on stage 1: the run stops before the update that would spread
+    it. Look at that batch, or lower the learning rate.
+    """
+
+    error_code = "SL204"
 
 
 @dataclass(frozen=True, slots=True)

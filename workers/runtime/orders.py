@@ -17,7 +17,14 @@ Known = tuple[Sequence[ScheduleOrder], int | None]  # all orders, and the first 
 
 
 class OrderMissing(BrokerError):
-    """Error that the broker has closed a step, and has not told the order for it."""
+    """Error that the broker did not say in time by which schedule a step goes.
+
+    Mend: Run `stageline status`: the broker is silent or behind. Resume the run when it answers.
+
+    Example: no schedule for step 12 from the broker within 600 s: run `stageline status`
+    """
+
+    error_code = "SL319"
 
 
 class FixedSchedule:

@@ -177,7 +177,7 @@ class PlanCallSource(CallSource):
             self._telling = CallWait(
                 f"room in {name} for the verdict on round {number}", name, number, f"verdict {number}"
             )
-            parts.outbound.put_reply(name, number, ends)
+            parts.put_reply(name, number, ends)
         parts.progress.judged(number, parts.now())
         if ends:
             parts.keep(step)

@@ -103,6 +103,7 @@ class Progress:
     answered: dict[Per, int] = field(default_factory=dict)  # how much has arrived at the script, of what it is sent
     called: int | None = None  # training steps, once a script makes no more calls
     program: Program | None = None  # what the loop runs
+    forward_only: frozenset[int] = frozenset()  # stages of this worker that run no backwards
     orders: FixedSchedule = field(default_factory=FixedSchedule)
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
@@ -137,6 +138,7 @@ class Progress:
             ends=program.ends_of(worker),
             digests=deque() if queues is None else queues.digests,
             program=program,
+            forward_only=frozenset(s for s in program.schedule.placement[worker] if not program.schedule.trains(s)),
             orders=calls.orders,
             position_after=calls.position,
         )
@@ -279,10 +281,6 @@ class Progress:
         instruction = self.instruction
         begun = not self.waits and instruction is not None and instruction.counted and instruction.step >= step
         return self.finished[stage] == step and not self.open[stage] and not begun
-
-    def trains(self, stage: int) -> bool:
-        """Return True if `stage` runs backwards."""
-        return self.program is None or self.program.schedule.trains(stage)
 
     def position(self, step: int) -> Position:
         """Return the position after `step` steps. It is always known in a run that no script calls.

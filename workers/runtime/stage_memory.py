@@ -5,7 +5,7 @@ The meter measures in the first step: see `pipeline/stage/held.py`.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from torch.autograd.graph import saved_tensors_hooks
@@ -23,7 +23,7 @@ from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWr
 from stageline.workers.disk.memory import MappedFiles, ScratchFiles, give_back_memory
 
 from .progress import HeldBytes, Progress
-from .worker_feature import WorkerFeature, WorkerPlace, has_room
+from .worker_feature import WorkerFeature, WorkerPlace, awaited
 
 
 class OffloadFiles(AbstractContextManager["OffloadFiles"]):
@@ -70,7 +70,8 @@ class OffloadFiles(AbstractContextManager["OffloadFiles"]):
             return None
 
         def wait_for_room(writer: BackgroundWriter) -> None:
-            writer.demand(has_room(writer, None, progress, "activations are", LONGEST_WRITE), LONGEST_WRITE)
+            room = partial(writer.has_room, None)
+            writer.demand(awaited(room, progress, "activations are", LONGEST_WRITE), LONGEST_WRITE)
 
         return self._open.enter_context(ScratchFiles(self._folder, note, wait_for_room))
 

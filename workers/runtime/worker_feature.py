@@ -6,7 +6,7 @@ A feature registers itself in `REGISTERED` under its name, with the place of its
 not know its module. The factory returns None where the plan does not ask for it, or this worker has no part in it.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,10 +32,10 @@ SNAPSHOTS = "snapshots"  # the source of the faults of the writer that snapshots
 
 REGISTERED = {  # the factory of each feature by its name, in the order in which they are opened, the outermost first
     "prefix cache": "stageline.workers.extras.prefix_cache.opening:prefix_cache",
-    "recorder": "stageline.workers.extras.replay.recorder:recorder",
-    "taps": "stageline.workers.extras.taps.tap_writer:taps",
+    "recorder": "stageline.workers.extras.recording.recorder:recorder",
+    "taps": "stageline.workers.extras.recording.tap_writer:taps",
     "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
-    "skipping": "stageline.workers.runtime.skipping:skipping",
+    "skipping": "stageline.workers.extras.recording.skipping:skipping",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
 }
 
@@ -202,40 +202,6 @@ def loop_of(
     )
 
 
-def has_room(writer: BackgroundWriter, key: Hashable, progress: Progress, what: str, longest: float) -> bool:
-    """Return True if `writer` has room under `key`, after waiting for that up to `longest` seconds.
-
-    Args:
-        writer: The writer.
-        key: Key of the work, as the writer has it.
-        progress: Notes that the worker waits.
-        what: Text between "waits until" and "written", such as "a snapshot is".
-        longest: Longest wait, in seconds.
-    """
-    return _told(lambda timeout: writer.has_room(key, timeout), progress, what, longest)
-
-
-def is_written(
-    writer: BackgroundWriter,
-    key: Hashable,
-    progress: Progress,
-    what: str,
-    longest: float,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> bool:
-    """Return True if everything that `writer` was given under `key` is done, after waiting up to `longest` seconds.
-
-    Args:
-        writer: The writer.
-        key: Key of the work, as the writer has it.
-        progress: Notes that the worker waits.
-        what: Text between "waits until" and "written", such as "a snapshot is".
-        longest: Longest wait, in seconds.
-        meanwhile: Called now and then during the wait.
-    """
-    return _told(lambda timeout: writer.is_done(key, timeout), progress, what, longest, meanwhile)
-
-
 def in_turns(wait: Callable[[float], bool], longest: float, meanwhile: Callable[[], None]) -> bool:
     """Return the result of `wait` as soon as it is true, or after `longest` seconds.
 
@@ -252,13 +218,22 @@ def in_turns(wait: Callable[[float], bool], longest: float, meanwhile: Callable[
     return wait(longest)
 
 
-def _told(
+def awaited(
     wait: Callable[[float], bool],
     progress: Progress,
     what: str,
     longest: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> bool:
+    """Return the result of `wait` as `in_turns` does. After the first turn, the worker's reports tell of the wait.
+
+    Args:
+        wait: Waits up to so many seconds, such as for room in a writer, and returns True if the wait is over.
+        progress: Notes that the worker waits.
+        what: Text between "waits until" and "written", such as "a snapshot is".
+        longest: Longest wait, in seconds.
+        meanwhile: Called now and then during the wait.
+    """
     if wait(PATIENCE):
         return True
     with progress.writing(what):

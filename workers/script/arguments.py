@@ -25,7 +25,7 @@ import torch
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.features.recompute import Recompute
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.own_schedule import ScheduleFunction
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.difference import is_weights_path
@@ -137,7 +137,7 @@ _FEATURES = ValueKind(
 
 @dataclass(frozen=True, slots=True)
 class LineOptions:
-    """Arguments of a `Line` without its model. `docs/reference/api.md` describes each."""
+    """Arguments of a `Line` without its model. `Line` documents each; `docs/reference/api-line.md` has their keys."""
 
     _: KW_ONLY
     loss: Annotated[Loss, Argument("model.loss", ValueKind(callable, MEASURE), _object("loss"))]
@@ -325,7 +325,7 @@ def in_arguments_words() -> Iterator[None]:
     except PlanRefused as refused:
         raise PlanRefused(list(_of_arguments(refused.errors))) from None
     except ModelRefused as refused:
-        if (text := say(refused.parts, IN_A_SCRIPT)) == str(refused):
+        if (text := say(refused.parts, IN_A_SCRIPT)) == refused.args[0]:
             raise
         raise ModelRefused(text) from None
 

@@ -19,11 +19,11 @@ from torch import Tensor
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import make_segments, with_stored_weights
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.load import demand_features
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.model.own_schedule import loaded_rows, rows_by
-from stageline.pipeline.model.patterns import demand_matched, demand_recomputable, groups_of, tapped_layers
+from stageline.pipeline.model.plan_stage import demand_matched, demand_recomputable, groups_of, tapped_layers
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.key_types import hint

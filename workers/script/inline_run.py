@@ -3,7 +3,7 @@
 Used for debugging, and where no process may be started: a breakpoint in a layer's forward stops right there.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.feature import Feature
-from stageline.pipeline.model.patterns import groups_of
+from stageline.pipeline.model.plan_stage import groups_of
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
@@ -22,11 +22,12 @@ from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.process.in_process import SharedQueues, take_turns
 from stageline.workers.runtime.call_sequence import QueuedCalls
-from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, answers
+from stageline.workers.runtime.calls import Call, CallFeed, Position, answers
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import coded_queue
-from stageline.workers.runtime.loop import SharedQueues, WorkerLoop, take_turns
+from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.script.calls.batch_record import BatchRecord
 
@@ -83,23 +84,8 @@ class InlineRun:
         """Number of training steps called so far."""
         return self._calls.position.step
 
-    def submit(
-        self,
-        kind: CallKind,
-        inputs: Tree = None,
-        targets: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> "Future[Replies]":
+    def submit(self, call: Call) -> "Future[Replies]":
         """Carry out a call and return its replies, which are already there.
-
-        Args:
-            kind: Kind of the call.
-            inputs: Inputs of its batch.
-            targets: Targets of its batch.
-            state: Weights to load.
-            ema: Averages stand for the weights.
 
         Raises:
             ComputeFailed: The call failed, or an earlier one did: messages of that remain in the queues.
@@ -109,7 +95,7 @@ class InlineRun:
         demand_default_device()
         try:
             with _threads(self._threads), generators_kept(self._device):
-                return self._carry_out(self._calls.call(kind, inputs, targets, state, ema=ema))
+                return self._carry_out(self._calls.numbered(call))
         except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
             self._broken = str(error) or type(error).__name__
             raise

@@ -16,7 +16,7 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree, concatenate, map_tensors
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.calls import UNDER_WAY, CallKind, batches_of_step
+from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, batches_of_step
 
 from .arguments import LineCall, Model, given_as
 from .begin import begin_run
@@ -76,10 +76,12 @@ class Line(AbstractContextManager["Line"]):
             then called without memory for parameters.
         accept_difference: Train a traced model although its graphs were found to differ from its forward.
         progress: Draw progress on stderr; None draws if stderr is a terminal.
-        resume: Set by `Line.resume`; None begins a run.
 
     Raises:
-        ModelRefused, ScheduleRefused, PlanRefused: The arguments cannot work.
+        ModelRefused: An argument that describes the computation cannot work.
+        PlanRefused: The plan refuses an argument, which the error names.
+        ScheduleRefused: No such schedule exists for these stages, workers and microbatches.
+        CannotFork: This process uses a GPU, which its forks could not use.
         NoSuchRun: The folder to resume cannot be resumed.
         RunFailed: The processes do not start.
 
@@ -114,7 +116,12 @@ class Line(AbstractContextManager["Line"]):
                 differ if the run's workers are on this machine; other differences are refused.
 
         Raises:
-            NoSuchRun: `saved` cannot be continued. Other errors are those of `Line`.
+            NoSuchRun: `saved` cannot be continued, or its run has finished. Other errors are those of `Line`.
+
+        Example:
+            with Line.resume("runs/line-20261122-083857-f5f1", build, cut=[6], loss=loss, optimizer=optimizer) as line:
+                for x, y in loader.batches(line.position, epochs=10):
+                    line.step(x, y)
         """
         return cls(model, resume=saved, **arguments)
 
@@ -160,7 +167,8 @@ class Line(AbstractContextManager["Line"]):
         Raises:
             DataError: Rows differ in number, a tree has no tensor, or a traced model was traced with inputs of another
                 shape or for other numbers of rows. The line has not changed.
-            RunFailed, ComputeFailed: The run has failed, in this or an earlier step.
+            RunFailed: The run has failed, in this or an earlier step.
+            ComputeFailed: Inline, the model, the loss or the data raised.
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
@@ -193,6 +201,9 @@ class Line(AbstractContextManager["Line"]):
             patience: Number of evaluations in a row without an improvement after which the fit ends.
             best: Path at which the best checkpoint is kept, for `Line.resume`.
             callbacks: Objects of classes derived from `Callback`.
+
+        Returns:
+            Number of steps, losses, evaluations, and why the fit ended.
 
         Raises:
             ValueError: Options contradict each other or have wrong values.
@@ -243,43 +254,54 @@ class Line(AbstractContextManager["Line"]):
     def predict(self, x: Tree, *, ema: bool = False) -> Tree:
         """Return the model's output for `x`, in evaluation mode without gradients.
 
-        Inputs and outputs are trees of tensors of any dtype. With `ema`, the averages of the weights compute the
-        output; raises `ModelRefused` for that on a line without `ema_decay`.
+        Args:
+            x: Tree of tensors of any dtype whose dimension 0 counts rows.
+            ema: Compute with the averages of the weights.
+
+        Raises:
+            ModelRefused: `ema` on a line without `ema_decay`.
         """
         self._demand_averages(ema=ema)
         rows(x)
         self._check_inputs(x, self._options.accumulate)
-        return concatenate(only(self._call(CallKind.PREDICT, _copied(x), ema=ema).result()))
+        return concatenate(only(self._call(Call(CallKind.PREDICT, inputs=_copied(x), ema=ema)).result()))
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return the weights under the unsplit model's names, in its order, on the CPU.
 
-        A model given as a list has the names of `nn.Sequential(*model)`. With `ema`, averages stand for the trained
-        parameters; before the first step they equal the weights. Works after a close without an error, too. Raises
-        `ModelRefused` for `ema` on a line without `ema_decay`.
+        A model given as a list has the names of `nn.Sequential(*model)`. Works after a close without an error, too.
+
+        Args:
+            ema: Return averages for the trained parameters; before the first step they equal the weights.
+
+        Raises:
+            ModelRefused: `ema` on a line without `ema_decay`.
         """
         self._demand_averages(ema=ema)
         if self._closed == FINISHED:
             return self._weights.in_order(self._run.weights(ema=ema))
-        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(CallKind.STATE, ema=ema).result())
+        parts = cast("Mapping[int, dict[str, Tensor]]", self._call(Call(CallKind.STATE, ema=ema)).result())
         return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set the weights from `state`, which has the unsplit model's names; optimizer state and averages stay.
 
-        Raises `ModelRefused` for missing or unknown names, and for other shapes or dtypes; the line has not changed
-        then.
+        Raises:
+            ModelRefused: Names are missing or unknown, or shapes or dtypes differ; the line has not changed.
         """
         self._weights.check(state)
-        self._call(CallKind.LOAD, state={name: tensor.detach().clone() for name, tensor in state.items()}).result()
+        copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+        self._call(Call(CallKind.LOAD, state=copies)).result()
 
     def save(self, folder: str | Path) -> None:
         """Save a checkpoint of all calls so far in `folder`, which is created and must be empty.
 
-        `Line.resume(folder, the same arguments)` continues from it bit for bit, as a run of its own. Raises `NotSaved`;
-        nothing of the checkpoint is left then, and the line can continue.
+        `Line.resume(folder, the same arguments)` continues from it bit for bit, as a run of its own.
+
+        Raises:
+            NotSaved: The checkpoint cannot be saved; nothing of it is left, and the line can continue.
         """
-        self._run.save(Path(folder), lambda draft: self._call(CallKind.SAVE, draft).result())
+        self._run.save(Path(folder), lambda draft: self._call(Call(CallKind.SAVE, inputs=draft)).result())
 
     def timetable(self) -> Timetable:
         """Return the begin and end of each action of the newest training step that the workers have reported.
@@ -328,17 +350,9 @@ class Line(AbstractContextManager["Line"]):
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
             self._check_inputs(inputs, self._options.accumulate // of_step)
-        return self._call(kind, _copied(x), _copied(y), ema=ema)
+        return self._call(Call(kind, inputs=_copied(x), targets=_copied(y), ema=ema))
 
-    def _call(
-        self,
-        kind: CallKind,
-        x: Tree = None,
-        y: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> "Future[Replies]":
+    def _call(self, call: Call) -> "Future[Replies]":
         """Submit a call, and return the future of its replies.
 
         With `MOST` calls without replies it waits until only `UNDER_WAY` are left. Errors of earlier calls are raised
@@ -352,7 +366,7 @@ class Line(AbstractContextManager["Line"]):
         if len(self._waiting) >= MOST:
             while len(self._waiting) > UNDER_WAY:
                 self._waiting.pop(0).result()
-        done = self._run.submit(kind, x, y, state, ema=ema)
+        done = self._run.submit(call)
         self._waiting.append(done)
         return done
 

@@ -23,7 +23,7 @@ import torch
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.feature import Feature
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.object_names import defines, torch_name
 from stageline.workers.runs.records import hashes_of
 

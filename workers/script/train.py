@@ -50,7 +50,9 @@ def train(config: str | Path, *sets: str, on_status: Callable[[Facts], None] = l
         The result and the folder of the run.
 
     Raises:
-        PlanRefused, ModelRefused, DataError: The run cannot begin.
+        PlanRefused: The plan is wrong. No process has been started.
+        ModelRefused: The model, loss or optimizer cannot be used. No process has been started.
+        DataError: The data cannot be used. No process has been started.
         RunFailed: The run began and failed.
 
     Example:

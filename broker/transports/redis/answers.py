@@ -307,23 +307,59 @@ def _length(text: bytes | bytearray) -> int:
 
 
 class RedisAway(BrokerError):
-    """Error that a Redis server cannot be reached now, or that the connection to it broke; it may come back."""
+    """Error that a Redis server cannot be reached, or the connection to it broke.
+
+    Mend: Look at the server and the network: the run waits, and goes on when the server is back.
+
+    Example: Redis at redis://desk:6379/0 cannot be reached: Connection refused
+    """
+
+    error_code = "SL313"
 
 
 class RedisGarbled(RedisAway):
     """Error that the bytes from a Redis server are no answer, or announce more than one can have.
 
     They were damaged on their way, or it is another kind of server. The connection is closed.
+
+    Mend: See which program listens at that address, and whether something on the way changes bytes.
+
+    Example: Redis at redis://desk:6379/0 answers as no Redis server does: Protocol error. Bytes are damaged on their
+    way, or something else listens at that address
     """
+
+    error_code = "SL314"
 
 
 class RedisRefusal(BrokerError):
-    """Error that a Redis server did not carry out a command, but may later: it is full, or cannot write to its disk."""
+    """Error that a Redis server is full, or cannot write to its disk.
+
+    Mend: Give it more memory (`maxmemory`) or disk: the run waits for a while, and goes on then.
+
+    Example: Redis refuses: its memory is full: command not allowed when used memory > 'maxmemory'
+    """
+
+    error_code = "SL315"
 
 
 class RedisKeyTaken(RedisRefusal):
-    """Error that a key of this run is of another type: another client replaced it. It may be deleted again."""
+    """Error that another client of the Redis server has replaced a key of this run.
+
+    Mend: Keep other programs out of this run's keys, or give the run a database of its own: `redis://host:6379/1`.
+
+    Example: the keys of this run cannot be kept at redis://desk:6379/0: WRONGTYPE of stageline:a:forward-1.
+    """
+
+    error_code = "SL316"
 
 
 class RedisUnfit(BrokerError):
-    """Error that a Redis server cannot be used as it is: its settings, its version or its access rules must change."""
+    """Error that a Redis server cannot be used as it is: settings, version or access rules.
+
+    Mend: Change the setting that the message names, or the user, password or certificate in the address;
+    docs/reference/redis.md has them all.
+
+    Example: Redis at redis://desk:6379/0 refuses the connection: max number of clients reached
+    """
+
+    error_code = "SL317"

@@ -198,7 +198,7 @@ class RedisQueues(QueueEnds):
         for fd in descriptors:
             if fd is not None:
                 poll.register(fd, select.POLLIN)
-        found = look_until(awake, lambda: poll.poll(0) or None) or poll.poll(_milliseconds(until))
+        found = look_until(awake, lambda: poll.poll(0) or None) or poll.poll(max(1, 1000 * (until - monotonic())))
         ready: list[int | None] = [fd for fd, _ in found]
         if self._wakeup.fd in ready:
             self._wakeup.silence()
@@ -226,10 +226,6 @@ class RedisQueues(QueueEnds):
             self._shared.readers.append(reader)
             self.kick()
         return RedisInbound(self, reader)
-
-
-def _milliseconds(until: float) -> float:
-    return max(1, 1000 * (until - monotonic()))
 
 
 class RedisOutbound(LockedLog):

@@ -221,9 +221,8 @@ class StreamReader:
 
     def _pass_over(self, found: StreamEntry | None, now: float) -> None:
         """Note that something else is where the next entry should be."""
-        if found is not None and found.id.number > self.receiver.next:
-            self.receiver.failures = IN_VAIN - 1  # reading again will not help
-        self.receiver.failures += 1
+        beyond = found is not None and found.id.number > self.receiver.next
+        self.receiver.count_absence(IN_VAIN if beyond else None)  # beyond it, reading again will not help
         self._read_again(now)
 
     def _read_again(self, now: float) -> None:

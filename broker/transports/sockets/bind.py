@@ -1,4 +1,4 @@
-"""Opening and binding of sockets.
+"""Opening and binding of sockets, and the users at their other ends.
 
 An error names the process that holds an address. Of a range of ports the first free one is taken. The file of an ipc
 socket is removed in the end.
@@ -9,6 +9,7 @@ import os
 import re
 import socket as sockets
 import stat
+import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ _REASONS = {
 }
 _RANGE = re.compile(r"tcp://.*:(\d+)-(\d+)")
 _MOST = 8  # ports that are named one by one
+_CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
 
 
@@ -176,3 +178,14 @@ def _owners() -> Mapping[int, int]:
         return {}
     listeners = (each for each in there if each.status == psutil.CONN_LISTEN and each.pid is not None)
     return {each.laddr.port: each.pid for each in listeners if each.laddr and each.pid is not None}
+
+
+def user_of(socket: sockets.socket) -> int:
+    """Return the user of the process that has connected, or of one that listens when it began to (unix(7))."""
+    _, user, _ = _CREDENTIALS.unpack(socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size))
+    return int(user)
+
+
+def is_trusted(user: int) -> bool:
+    """Return True if messages are exchanged with processes of `user`: this process's own, and root."""
+    return user in (os.geteuid(), 0)

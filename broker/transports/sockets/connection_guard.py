@@ -78,40 +78,6 @@ class _Watched:
     frames_before: int
 
 
-class Unguarded:
-    """Stand-in for the guard of a socket that only this user can reach, because the file system says so: `ipc://`."""
-
-    def note(self, source: int, size: int) -> None:
-        """Do nothing."""
-
-    def drained(self) -> None:
-        """Do nothing."""
-
-    def trust(self, source: int) -> None:
-        """Do nothing."""
-
-    def trusts(self, source: int) -> bool:
-        """Return True: every peer is a process of this user."""
-        return True
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def guarded(
-    context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", url: str, largest: int
-) -> "ConnectionGuard | Unguarded":
-    """Return the guard of `socket`, which is going to be bound to `url`.
-
-    Args:
-        context: Context of `socket`.
-        socket: Socket that is not bound yet.
-        url: Address; only sockets at `tcp://` need a guard.
-        largest: Bytes of the largest message from a trusted peer.
-    """
-    return ConnectionGuard(context, socket, largest) if url.startswith("tcp://") else Unguarded()
-
-
 class ConnectionGuard:
     """Guard of `socket`, with a thread of its own.
 

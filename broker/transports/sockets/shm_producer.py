@@ -23,7 +23,7 @@ import select
 import socket as sockets
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from time import monotonic
@@ -35,7 +35,7 @@ from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.links import OutboundLink, RouteGone
 
-from .bind import bind_path
+from .bind import bind_path, is_trusted, user_of
 
 MESSAGE, MEMORY, PLACE, REPLY, REQUEST, COPIED = range(1, 7)
 NUMBER = struct.Struct("=BQ")  # of MEMORY and COPIED: the kind, and a number
@@ -45,7 +45,6 @@ COUNT = struct.Struct("=H")
 TWO = struct.Struct("=H2Q")
 LEAST = 2**20  # bytes
 MESSAGES = 4  # of the largest so far that there is room for
-_CREDENTIALS = struct.Struct("3i")  # pid, user, group
 REQUEST_BYTES = 2**12  # the most that a packet of a consumer may have
 _MESSAGE = bytes([MESSAGE])
 _OVERHEAD = 64  # bytes of a socket's buffer that the system takes of each packet, and a byte that says its kind
@@ -175,17 +174,6 @@ def new_descriptor(size: int) -> int:
     return descriptor
 
 
-def user_of(socket: sockets.socket) -> int:
-    """Return the user of the process that has connected, or of one that listens when it began to (unix(7))."""
-    _, user, _ = _CREDENTIALS.unpack(socket.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size))
-    return int(user)
-
-
-def is_trusted(user: int) -> bool:
-    """Return True if messages are exchanged with processes of `user`: this process's own, and root."""
-    return user in (os.geteuid(), 0)
-
-
 class ConsumerConnection:
     """Connection to one consumer. `trouble`: why long messages cannot be sent, None if they can.
 
@@ -230,6 +218,14 @@ class ConsumerConnection:
             raise RouteGone from error
         self.blocked = False
         return True
+
+    def packets(self, most: int) -> Iterator[bytes]:
+        """Yield the packets of the consumer that have come, up to `most`. Raises `RouteGone`."""
+        self.blocked = False  # until something is to be sent again, and cannot be
+        for _ in range(most):
+            if (packet := self.receive()) is None:
+                return
+            yield packet
 
     def receive(self) -> bytes | None:
         """Return a packet of the consumer; None if there is none. Raises `RouteGone`."""
@@ -302,8 +298,11 @@ class ConsumerConnection:
 class Listener(OutboundLink):
     """Server of the senders given to `add` at `url`, which is `shm://` and a path; `key` seals the run's requests."""
 
-    def __init__(self, url: str, run: str, key: bytes = b"") -> None:
-        """Listen at `url`. Raises `EndpointTaken` if another process listens there, or the path cannot be used."""
+    def __init__(self, url: str, run: str, key: bytes = b"", note: Callable[[], object] = lambda: None) -> None:
+        """Listen at `url`, and call `note` whenever `trouble` may have changed.
+
+        Raises `EndpointTaken` if another process listens there, or the path cannot be used.
+        """
         super().__init__(run, key)
         self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
         try:
@@ -314,24 +313,25 @@ class Listener(OutboundLink):
             self._socket.close()
             raise
         self._url = url
+        self._note = note
         self._connections: dict[bytes, ConsumerConnection] = {}
         self._accepted = 0
         self._next_attempt = 0.0  # at which to accept a connection again, after that failed
 
     @property
     def trouble(self) -> Trouble | None:
-        """Reason for which messages do not reach a consumer. Safe to read from any thread."""
-        return next((each.trouble for each in tuple(self._connections.values()) if each.trouble), None)
+        """Reason for which messages do not reach a consumer."""
+        return next((each.trouble for each in self._connections.values() if each.trouble), None)
 
     def serve(self) -> None:
         """Process what consumers have sent and send everything that is due."""
         self._accept()
         for route, connection in list(self._connections.items()):
-            connection.blocked = False  # until something is to be sent again, and cannot be
             try:
                 self._receive(route, connection)
             except RouteGone:
                 self._connections.pop(route).close()
+                self._note()
         self.flush_all()
 
     def watched(self, now: float) -> dict[int, int]:
@@ -355,7 +355,10 @@ class Listener(OutboundLink):
         connection = self._connections.get(route)
         if connection is None:
             raise RouteGone
-        return connection.send(frames)
+        before, sent = connection.trouble, connection.send(frames)
+        if connection.trouble is not before:
+            self._note()
+        return sent
 
     def _send_reply(self, route: bytes, frame: bytes) -> None:
         if route in self._connections:
@@ -365,10 +368,7 @@ class Listener(OutboundLink):
                 return
 
     def _receive(self, route: bytes, connection: ConsumerConnection) -> None:
-        for _ in range(REQUESTS):
-            packet = connection.receive()
-            if packet is None:
-                return
+        for packet in connection.packets(REQUESTS):
             if packet[0] == REQUEST:
                 self.take_in(route, packet[1:])
             elif packet[0] == COPIED and len(packet) == NUMBER.size:

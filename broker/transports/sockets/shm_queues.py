@@ -23,6 +23,7 @@ from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink
 
+from .bind import is_trusted, user_of
 from .shm_producer import (
     COPIED,
     COUNT,
@@ -37,9 +38,7 @@ from .shm_producer import (
     TWO,
     Listener,
     SharedMemory,
-    is_trusted,
     lengths,
-    user_of,
 )
 
 FIRST_PAUSE = 0.02  # seconds until another attempt to connect; doubles up to LONGEST_PAUSE
@@ -299,16 +298,15 @@ class ShmQueues(LinkedQueues):
         """
         super().__init__(run, incarnation, options)
         self.endpoint = url
+        self.trouble: Trouble | None = None  # why messages do not reach a consumer
         try:
-            self.outbound_link = self._listener = Listener(url, run, options.key)
+            self.outbound_link = self._listener = Listener(url, run, options.key, self._note_trouble)
         except EndpointTaken:
             self._wakeup.close()
             raise
 
-    @property
-    def trouble(self) -> Trouble | None:
-        """Reason for which messages do not reach a consumer. Safe to read from any thread."""
-        return self._listener.trouble
+    def _note_trouble(self) -> None:
+        self.trouble = self._listener.trouble
 
     def _ready(self, watched: dict[Any, int], seconds: float) -> Collection[Any]:
         poll = select.poll()

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -12,7 +13,7 @@ from stageline.broker.errors import AddressUnusable
 from stageline.pipeline.addresses import masked
 
 from .bind import listening, open_socket
-from .connection_guard import guarded
+from .connection_guard import ConnectionGuard
 
 # Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
 _BATCH = 1000  # messages
@@ -35,6 +36,40 @@ _ROUTER_OPTIONS: dict[int, int] = {
     zmq.TCP_KEEPALIVE: 1,
     zmq.LINGER: 500,
 }
+
+
+class Unguarded:
+    """Stand-in for the guard of a socket that only this user can reach, because the file system says so: `ipc://`."""
+
+    def note(self, source: int, size: int) -> None:
+        """Do nothing."""
+
+    def drained(self) -> None:
+        """Do nothing."""
+
+    def trust(self, source: int) -> None:
+        """Do nothing."""
+
+    def trusts(self, source: int) -> bool:
+        """Return True: every peer is a process of this user."""
+        return True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def guarded(
+    context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", url: str, largest: int
+) -> ConnectionGuard | Unguarded:
+    """Return the guard of `socket`, which is going to be bound to `url`.
+
+    Args:
+        context: Context of `socket`.
+        socket: Socket that is not bound yet.
+        url: Address; only sockets at `tcp://` need a guard.
+        largest: Bytes of the largest message from a trusted peer.
+    """
+    return ConnectionGuard(context, socket, largest) if url.startswith("tcp://") else Unguarded()
 
 
 class ZeroMQClientChannel:

@@ -34,7 +34,8 @@ from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
 from stageline.broker.queues.requests import CreditRequest, Requester
 
 from .bind import bind, open_socket
-from .connection_guard import guarded, open_monitor
+from .connection_guard import open_monitor
+from .zeromq_channel import guarded
 
 Socket = zmq.Socket[Any]
 Context = zmq.Context[Socket]

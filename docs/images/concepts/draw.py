@@ -106,12 +106,12 @@ def processes() -> Picture:
 
 def machines() -> Picture:
     picture = Picture(760, 300, "Three machines joined by queues; the broker keeps the records")
-    picture.zone(20, 20, 200, 170, "hospital")
+    picture.zone(25, 20, 190, 170, "hospital")
     picture.box(45, 55, 150, 50, "script", "data", "images, labels")
     picture.box(45, 125, 150, 50, "worker", "worker 0", "stage 0")
-    picture.zone(280, 20, 200, 170, "home computer")
+    picture.zone(285, 20, 190, 170, "home computer")
     picture.box(305, 125, 150, 50, "worker", "worker 1", "stage 1")
-    picture.zone(540, 20, 200, 170, "cloud")
+    picture.zone(545, 20, 190, 170, "cloud")
     picture.box(565, 125, 150, 50, "worker", "worker 2", "stage 2")
     picture.arrow((120, 105), (120, 125))
     for left in (195, 455):
@@ -161,6 +161,7 @@ def recovery() -> Picture:
         picture.text(20, y + 5, name, bold=True)
     picture.arrow((110, 70), (740, 70))
     picture.arrow((110, 150), (420, 150))
+    picture.arrow((450, 150), (740, 150))
     for x, step in ((130, "20"), (280, "40"), (590, "60")):
         picture.box(x - 14, 56, 28, 28, "disk", step)
         picture.box(x - 14, 136, 28, 28, "disk", step)
@@ -168,7 +169,6 @@ def recovery() -> Picture:
     picture.text(420, 128, "killed in step 47", anchor="middle", size=12)
     picture.arrow((420, 164), (420, 195), (280, 195), (280, 166), dashed=True)
     picture.text(280, 212, "a new process loads step 40", anchor="middle", size=12)
-    picture.arrow((450, 150), (740, 150))
     picture.text(452, 188, "steps 40 to 47 again, from", size=12)
     picture.text(452, 204, "worker 0's retained messages", size=12)
     picture.text(430, 52, "waits, does not go back", anchor="middle", size=12)

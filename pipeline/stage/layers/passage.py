@@ -148,6 +148,10 @@ class Stashed(msgspec.Struct):
     version: Version
     requires_grad: bool  # whether any of the outputs does
 
+    def drop_outputs(self) -> None:
+        """Keep the outputs alive no longer."""
+        self.outputs = None
+
     def gradient_of_loss(self, stage: int) -> Tree:
         """Return the gradient of the batch's loss with respect to this output.
 

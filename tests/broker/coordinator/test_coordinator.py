@@ -53,9 +53,9 @@ def test_what_a_worker_cannot_know_is_counted_and_left_out(talk: Conversation):
     assert talk.core.run.ledger.finished == [0, 0]
     assert talk.status()["oddities"] == {"illegal": 3}
     assert talk.core.run.events.warnings == [
-        "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
-        "worker 0 (stage 0) reports what cannot be: there is no microbatch 9: a step has 4",
-        "worker 0 (stage 0) reports what cannot be: stage 1 is not its own",
+        "worker 0 (stage 0) reports what cannot be: stage 1 is not its own [SL902]",
+        "worker 0 (stage 0) reports what cannot be: there is no microbatch 9: a step has 4 [SL902]",
+        "worker 0 (stage 0) reports what cannot be: stage 1 is not its own [SL902]",
     ]
 
 

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from stageline.broker.control.messages import Exited, Stop
-from stageline.broker.ledger.losses import EXIT_GRACE, Standstill, describe_exit
-from stageline.broker.ledger.member import Member, MemberStatus
+from stageline.broker.ledger.losses import EXIT_GRACE, Standstill
+from stageline.broker.ledger.member import Member, MemberStatus, describe_exit
 from stageline.broker.ledger.registry import Registry
 from support.conversation import Conversation, name, report
 from support.registered import LEASE, LEASES, PLACEMENT, introduced, lost, placed, progress_report

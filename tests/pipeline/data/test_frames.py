@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from stageline.pipeline.data import frames
+from stageline.pipeline.data import readers as frames
 from stageline.pipeline.tree import Tree, leaves
 
 BATCH: Tree = (

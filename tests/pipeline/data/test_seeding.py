@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from stageline.pipeline.data.samples import generators_kept, one_thread, seed_generators
+from stageline.pipeline.data.loader import generators_kept, one_thread, seed_generators
 
 
 def drawn() -> tuple[float, float, float]:

@@ -54,7 +54,7 @@ def repeated() -> nn.Sequential:
     [
         (model(), [5], None, "5 is out of range. The model has 5 layers"),
         (nn.Sequential(nn.Linear(2, 2)), [2], None, "2 is out of range. The model has 1 layer, so it cannot be cut"),
-        (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), [2], None, "The model has 2 layers, so a cut is before layer 1.$"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), [2], None, "The model has 2 layers, so a cut is before layer 1. "),
         (model(), None, 6, "model.stages = 6, but the model has 5 layers"),
         (nn.Linear(2, 2), None, None, "the model is a Linear; expected an nn.Sequential"),
         (OwnWeight(), None, None, "scale belong to the model itself"),

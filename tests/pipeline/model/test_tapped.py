@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from stageline.pipeline.model.cut import cut_model
-from stageline.pipeline.model.patterns import tapped_layers
+from stageline.pipeline.model.plan_stage import tapped_layers
 from stageline.pipeline.plan import PlanRefused
 from support.small_plans import plan
 

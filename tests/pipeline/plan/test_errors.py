@@ -12,7 +12,7 @@ def test_an_error_reads_as_one_sentence_with_place_key_value_and_what_is_wanted(
     file.write_text(SMALLEST.replace("64", '"many"'))
     with pytest.raises(PlanRefused) as refused:
         read_plan(file)
-    wanted = f'{file}:11: data.batch_size = "many": expected a whole number of at least 1, got text'
+    wanted = f'{file}:11: data.batch_size = "many": expected a whole number of at least 1, got text [SL101]'
     assert str(refused.value) == wanted
 
 

@@ -33,7 +33,7 @@ def test_what_is_no_size_is_refused_with_an_example(size: str) -> None:
 
 @pytest.mark.parametrize(("given", "meant"), [("2gb", "2GB"), ("1.5 gib", "1.5GiB"), ("512mIB", "512MiB")])
 def test_a_unit_in_other_letters_is_recognized_and_not_guessed(given: str, meant: str) -> None:
-    with pytest.raises(PlanRefused, match=rf'units are B, .*; did you mean "{meant}"\?$'):
+    with pytest.raises(PlanRefused, match=rf'units are B, .*; did you mean "{meant}"\? \[SL101\]$'):
         read_plan(MLP, sets=[f"memory={given}"])
 
 

@@ -124,7 +124,7 @@ def test_all_that_is_wrong_is_reported_at_once_each_with_its_line(file: Path) ->
         ("--set", "run.foo"),
         ("STAGELINE_RUN__LOG_EVERY", "run.log_every"),
     }
-    assert str(refused.value).splitlines() == [str(error) for error in refused.value.errors]
+    assert refused.value.args[0].splitlines() == [str(error) for error in refused.value.errors]
 
 
 WRONG = [
@@ -149,6 +149,7 @@ WRONG = [
     ({"workers": {"0": 1}}, "workers.0", "this is a table: write [workers.0], and its keys below"),
     ({"run__sede": 1}, "run.sede", 'there is no such key; did you mean "seed"?'),
     ({"run__microbatches": 1}, "run.microbatches", "there is no such key; did you mean schedule.microbatches?"),
+    ({"run__features": ["noise.py:Noise"]}, "run.features", "write features before the first table of the plan"),
     ({"data__colour": 1}, "data.colour", "there is no such key; arguments for the factory go into [data.options]"),
     ({"broker__colour": 1}, "broker.colour", "there is no such key; there are url"),
     ({"shedule__name": "1f1b"}, "shedule", 'there is no such table; did you mean "schedule"?'),

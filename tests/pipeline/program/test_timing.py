@@ -27,7 +27,7 @@ def test_a_deadlock_names_what_each_worker_waits_for() -> None:
         check_schedule(unchecked([1, 2], microbatches=2))
     assert str(refused.value) == (
         "schedule window deadlocks: worker 0 waits at 0B0 of step 0 for the gradient from stage 1 on worker 1; "
-        "worker 1 waits at 1F1 of step 0 for the activation from stage 0 on worker 0"
+        "worker 1 waits at 1F1 of step 0 for the activation from stage 0 on worker 0 [SL106]"
     )
 
 

@@ -71,7 +71,7 @@ def test_another_number_of_replicas_is_named_and_no_key_that_they_do_not_let_cha
     assert "was begun with another plan: stage.1.replicas: " in said
     assert said.endswith(
         "Resume it with the plan that it began with only, since a stage has replicas, or leave out --resume to begin "
-        "another run"
+        "another run [SL101]"
     )
 
 

@@ -24,27 +24,6 @@ def output_of(capsys, *arguments):
     return captured.out
 
 
-_OF_CHECKPOINTS = [f"checkpoint {name}" for name in ("ls", "verify", "split", "import")]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *stageline.list_commands(click.Context(stageline)),
-        "queue ls",
-        "run ls",
-        "schedule list",
-        "schedule show",
-        *_OF_CHECKPOINTS,
-    ],
-)
-def test_help_of_every_command_shows_an_example(command, capsys):
-    said = output_of(capsys, *command.split(), "--help")
-    assert said.startswith(f"Usage: stageline {command}")
-    if command not in ("checkpoint", "queue", "run", "schedule"):  # these only hold commands
-        assert f"Example: stageline {command}" in " ".join(said.split())
-
-
 def test_every_file_in_the_folder_of_commands_defines_a_command() -> None:
     context = click.Context(stageline)
     commands = [stageline.get_command(context, name) for name in stageline.list_commands(context)]
@@ -130,20 +109,6 @@ def test_the_version_is_printed_and_no_command_at_all_gives_the_help(capsys):
     assert output_of(capsys, "--version").startswith("stageline, version ")
     assert run([]) == 2
     assert capsys.readouterr().err.startswith("Usage: stageline")
-
-
-def test_the_shell_completes_commands_and_schedules(workspace):
-    def completed(words: str) -> list[str]:
-        ended = workspace.command(
-            cold=True,
-            _STAGELINE_COMPLETE="bash_complete",
-            COMP_WORDS=f"stageline {words}",
-            COMP_CWORD=str(len(words.split())),
-        )
-        return [line.partition(",")[2] for line in ended.stdout.splitlines()]
-
-    assert completed("tr") == ["train"]
-    assert completed("schedule show 1") == ["1f1b"]
 
 
 @pytest.mark.parametrize("arguments", [["schedule", "list"], ["--help"], ["status", "--broker", "ipc:///nowhere"]])

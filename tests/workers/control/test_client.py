@@ -99,3 +99,18 @@ def test_a_late_answer_to_a_former_question_is_not_taken_for_the_next() -> None:
         thread.start()
         assert client.ask("status")["answer"] == "new"
         thread.join()
+
+
+def test_what_is_no_message_is_passed_over_and_the_question_is_put_once() -> None:
+    with closing(open_server("tcp://127.0.0.1:0")) as server, Client(server.endpoint) as client:
+
+        def serve() -> None:
+            ((sender, _),) = received(server)
+            server.send([(sender, b"no message")])
+            again = received(server, patience=0.5)
+            server.send([(sender, encode(Answer("status/1", {"asked": 1 + len(again)})))])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert client.ask("status", timeout=20.0)["asked"] == 1
+        thread.join()

@@ -134,7 +134,7 @@ def test_a_worker_runs_when_all_have_joined_and_leaves_when_the_run_is_over() ->
 def test_a_worker_whose_peers_do_not_come_says_where_to_look() -> None:
     with pytest.raises(Stopped, match="the other workers did not come within 0 s") as stopped:
         CommandedWorker().run(workers_timeout=0.0)
-    assert stopped.value.code == ExitCode.NO_WORKER
+    assert stopped.value.exit_code == ExitCode.NO_WORKER
 
 
 def test_a_trim_frees_messages_and_older_snapshots() -> None:
@@ -171,7 +171,7 @@ def test_a_worker_with_steps_left_never_exits_with_0_whatever_a_message_says(of:
     worker = CommandedWorker(JOINED, at={1: of("all is done", code)})
     with pytest.raises(Stopped) as stopped:
         worker.run()
-    assert stopped.value.code == meant
+    assert stopped.value.exit_code == meant
 
 
 def test_a_worker_stays_until_the_last_replies_have_arrived_though_the_run_is_over(called, monkeypatch) -> None:
@@ -203,7 +203,7 @@ def test_a_stop_ends_a_worker_that_waits_for_a_full_disk_once_the_time_of_the_st
     worker.hooks = WaitingHooks(worker, Trim(1, 0), Stop("enough", 75, at_step_end=True, step=2))
     with pytest.raises(Stopped, match="enough") as stopped:
         worker.run()
-    assert stopped.value.code == 75
+    assert stopped.value.exit_code == 75
     assert (worker.hooks.seen, worker.broker.confirmed) == ([[(1, 0)]], 1)
 
 

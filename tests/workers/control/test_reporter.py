@@ -78,7 +78,7 @@ def test_a_microbatch_is_done_with_a_forward_that_no_backward_follows() -> None:
     def state(first_trainable: int) -> str:
         schedule = make_schedule("1f1b", line(2), M, first_trainable=first_trainable)
         calls = calls_of(schedule, 1)
-        progress = Progress(program=calls.program, since=1.0)
+        progress = Progress.of(calls, 0, now=1.0)
         forward, following = islice(calls.instructions(0), 2)
         progress.computing(forward, 1.0)
         progress.done(forward, 2.0)

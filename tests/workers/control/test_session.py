@@ -159,7 +159,7 @@ def test_the_folder_of_another_run_is_neither_read_nor_changed():
     for message in (Standby("the run goes on when all have read", RUN, 40), PLACE):
         with pytest.raises(Stopped, match="run-1 is another run") as stopped:
             joining.receive(message)
-        assert stopped.value.code == 78
+        assert stopped.value.exit_code == 78
         assert joining.hello().snapshots is None
     assert (folder.read, folder.abandoned) == ([], [])
 
@@ -185,7 +185,7 @@ def test_a_place_that_begins_with_a_deleted_snapshot_is_not_taken_and_the_broker
 def test_a_worker_that_is_refused_exits_with_the_given_code(message):
     with pytest.raises(Stopped) as turned:
         Joining(identity()).receive(message)
-    assert turned.value.code == message.code
+    assert turned.value.exit_code == message.code
 
 
 # At work

@@ -249,7 +249,7 @@ def test_what_ended_the_writing_is_raised_and_a_disk_that_is_busy_is_named():
             writer.demand(False, 3, Late)
         writer.submit(fail)
         writer.flush(30)
-        with pytest.raises(WriteFailed, match=r"^taps/a cannot be written$"):
+        with pytest.raises(WriteFailed, match=r"^taps/a cannot be written \[SL407\]$"):
             writer.demand(True, 3)
     with closing(BackgroundWriter("test", limit=1)) as writer:
         writer.submit(err)

@@ -108,5 +108,5 @@ def test_where_data_stay_the_broker_is_not_told_the_texts_of_what_user_code_rais
     [message] = sent
     assert message.reason == (
         "stage 2 failed in 2F0 of step 3, layer 4 (Linear): IndexError, whose text is in this worker's log alone "
-        "(data.stays)"
+        "(data.stays) [SL203]"
     )

@@ -95,7 +95,7 @@ def test_a_run_that_is_to_stop_waits_only_a_little_for_its_records(monkeypatch: 
         wait("cannot write: full; tried for 3 s, gives up in 57 s")
     said.say(b"supervisor", StopRun("interrupted"), KEYS.of_control)
     wait("cannot write: full; tried for 3 s, gives up in 57 s")
-    with pytest.raises(StoreUnusable, match=r"records: cannot write: full\. Mend that, and resume the run$"):
+    with pytest.raises(StoreUnusable, match=r"records: cannot write: full\. Mend that, and resume the run \[SL318\]$"):
         wait("cannot write: full; tried for 3 s, gives up in 57 s")
 
 
@@ -112,5 +112,5 @@ def test_a_run_that_was_stopped_before_its_records_failed_waits_only_a_little_to
     assert wait.core is not None
     wait.core.handle(b"", before, 0.0)
     assert wait.core.stop_requested is not (isinstance(before, StopRun) and before.over)
-    with pytest.raises(StoreUnusable, match=r"resume the run$") if gives_up else nullcontext():
+    with pytest.raises(StoreUnusable, match=r"resume the run \[SL318\]$") if gives_up else nullcontext():
         wait("cannot write: full; tried for 0 s, gives up in 60 s")

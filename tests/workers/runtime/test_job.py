@@ -11,10 +11,10 @@ from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.model.load import load_source
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import read_plan
+from stageline.workers.extras.recording.skipping import leaves_out
 from stageline.workers.runtime.calls import CallFeed
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.plan_calls import NO_ROUNDS
-from stageline.workers.runtime.skipping import leaves_out
 from support.small_plans import plan
 from support.workspace import Workspace
 

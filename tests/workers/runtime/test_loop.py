@@ -10,7 +10,8 @@ from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.pipeline.tree import Tree
-from stageline.workers.runtime.loop import Stuck, WorkerLoop, take_turns
+from stageline.workers.process.in_process import Stuck, take_turns
+from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit
 from stageline.workers.runtime.plan_calls import NO_ROUNDS
 from support.programs import calls_of, queue_named, with_windows

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pkgutil import resolve_name
 
 import pytest
@@ -18,7 +19,7 @@ from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.job import prepare
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.runtime.progress import Progress
-from stageline.workers.runtime.worker_feature import REGISTERED, WorkerFeature, explained, has_room
+from stageline.workers.runtime.worker_feature import REGISTERED, WorkerFeature, awaited, explained
 from support.workspace import Workspace
 
 
@@ -40,7 +41,7 @@ def test_while_it_waits_for_room_the_reports_name_what_is_to_be_written() -> Non
         writer.submit(lambda: gate.wait(30) and None)
         writer.submit(lambda: None, "taps", 1)
         progress.waits = False
-        assert has_room(writer, "taps", progress, "what was tapped is", 30)
+        assert awaited(partial(writer.has_room, "taps"), progress, "what was tapped is", 30)
     assert seen == ["waits until what was tapped is written"]
     assert (progress.waits, progress.writes) == (False, "")
 
@@ -49,7 +50,7 @@ def test_a_loop_that_finds_room_does_not_wait() -> None:
     progress = Progress()
     progress.waits = False
     with closing(BackgroundWriter("test", limit=1)) as writer:
-        assert has_room(writer, "taps", progress, "what was tapped is", 30)
+        assert awaited(partial(writer.has_room, "taps"), progress, "what was tapped is", 30)
     assert not progress.waits
 
 
@@ -88,7 +89,7 @@ def test_features_wrap_what_a_stage_computes_the_first_outermost(workspace: Work
 
 def test_what_features_add_to_a_failure_stands_on_lines_of_its_own() -> None:
     features = [Doubling("outer", []), Doubling("inner", [])]
-    assert explained(features, ComputeFailed("stage 0 failed")) == "stage 0 failed\ninner keeps it."
+    assert explained(features, ComputeFailed("stage 0 failed")) == "stage 0 failed [SL203]\ninner keeps it."
 
 
 @pytest.mark.parametrize("factory", REGISTERED.values(), ids=REGISTERED)

@@ -27,7 +27,7 @@ def test_what_a_run_was_begun_with_is_told_by_the_names_of_arguments() -> None:
         "these, there: the run's). Call Line.resume with the arguments that it began with, but for cut, stages, "
         "placement, "
         "stage.N.tensor, stage.N.styles, stage.N.shard, schedule, window, schedule.times, schedule.rows, "
-        "recovery.snapshot_every, taps, or begin another run with Line(...)"
+        "recovery.snapshot_every, taps, or begin another run with Line(...) [SL101]"
     )
     tied = CheckpointSource(Path("runs/line-1"), "line-1", plan(schedule__tied="step").resolved(2))
     with pytest.raises(PlanRefused) as refused, in_arguments_words():
@@ -59,11 +59,11 @@ def test_each_argument_that_sets_a_key_is_the_name_of_that_key() -> None:
 def test_a_way_out_is_told_as_python_has_it() -> None:
     with pytest.raises(ModelRefused) as refused, in_arguments_words():
         raise ModelRefused("pass ", Setting("model.accept_difference", value=True), ", or leave it")
-    assert str(refused.value) == "pass accept_difference = True, or leave it"
+    assert str(refused.value) == "pass accept_difference = True, or leave it [SL201]"
 
 
 def test_docs_name_the_key_of_each_argument() -> None:
-    page = " ".join((ROOT / "docs" / "reference" / "api.md").read_text().split())
-    assert dict(re.findall(r"`(\w+)` \(`([\w.]+)`\)", page)).items() >= {
+    page = (ROOT / "docs" / "reference" / "api-line.md").read_text()
+    assert dict(re.findall(r"^\| `(\w+)` \| `([\w.]+)` \|", page, re.MULTILINE)).items() >= {
         (name, row.key) for name, row in ARGUMENTS.items() if row.key
     }

@@ -35,7 +35,7 @@ def test_an_evaluation_says_what_it_takes_and_what_it_got(batches: Any, got: str
     with pytest.raises(DataError) as refused:
         line().evaluate(batches)
     wanted = "evaluate takes an iterable of (x, y) batches, and it got"
-    assert str(refused.value) == f"{wanted} {got}. For one batch write [(x, y)]"
+    assert str(refused.value) == f"{wanted} {got}. For one batch write [(x, y)] [SL202]"
 
 
 @pytest.mark.parametrize(

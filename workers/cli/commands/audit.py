@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:  # loads torch
@@ -19,7 +21,19 @@ _WORDS = (
 )
 
 
-@click.command(epilog="Example: stageline audit examples/digits --cut 3 --cut 6 --steps 100 --defences --out audit")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline audit examples/digits --steps 100",
+        "stageline audit examples/digits --cut 3 --cut 6 --steps 100 --defences --out audit",
+    ),
+    groups={
+        "Cuts": ("--cut", "--steps", "--rows"),
+        "Defences": ("--defences", "--noise", "--clip"),
+        "Output": ("--out",),
+    },
+    codes=codes(ExitCode.REFUSED),
+)
 @options.config
 @options.sets
 @click.option(
@@ -70,10 +84,10 @@ def audit(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure what the cuts of the plan CONFIG give away of inputs and labels, and what defences cost.
+    """Measure what the cuts of the plan CONFIG give away.
 
-    Trains the model unsplit in this process, then tells inputs and labels from what would cross each cut. Nothing of
-    a run is read or written.
+    Trains the model unsplit in this process, then tells inputs and labels from what would cross each cut, with
+    --defences also behind each defence, and what that costs. Nothing of a run is read or written.
     """
     from stageline.workers.disk.atomic_file import write_file, write_json
     from stageline.workers.extras.audit import audit as audits

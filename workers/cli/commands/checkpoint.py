@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from stageline.pipeline.errors import ExitCode
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
+from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.options import RUNS
 from stageline.workers.cli.output import CommandFailed, answer, counted, say, show, size, span
 from stageline.workers.runs import folder as runs
@@ -20,22 +21,40 @@ if TYPE_CHECKING:
     from stageline.workers.checkpoint.regroup import Share
     from stageline.workers.checkpoint.source import CheckpointRow, CheckpointSource, SnapshotState
 
-_newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False)
+_newest = click.argument("run", metavar="[RUN]", type=click.Path(), required=False, shell_complete=completion.runs)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def checkpoint() -> None:
-    """List and verify checkpoints, lay them out for other stages, and import weights. `stageline export` exports them.
+    """List, verify and split checkpoints; import weights.
 
-    RUN is the folder of a run, or of what Line.save has saved.
+    `stageline export` exports weights. RUN is the folder of a run, or of what Line.save has saved.
     """
 
 
-@checkpoint.command(epilog="Example: stageline checkpoint split runs/digits-20260131-101500-1f0c --set model.stages=2")
-@click.argument("run", metavar="RUN", type=click.Path())
+@checkpoint.command(
+    examples=(
+        "stageline checkpoint split runs/digits-20260131-101500-1f0c --set model.stages=3",
+        "stageline checkpoint split runs/digits-20260131-101500-1f0c --set model.stages=3 --worker 1 --write",
+    ),
+    groups={"Plan": ("--plan",), "Checkpoint": ("--worker", "--write")},
+    codes=codes(ExitCode.REFUSED, failed="a snapshot is damaged or not here"),
+)
+@options.run
 @options.sets
-@click.option("--plan", "config", type=click.Path(), help="The plan. Default: that of the run, with its --set.")
-@click.option("--step", type=click.IntRange(min=1), help="The checkpoint of this step. Default: the newest here.")
+@click.option(
+    "--plan",
+    "config",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="The plan. Default: that of the run, with its --set.",
+)
+@click.option(
+    "--step",
+    type=click.IntRange(min=1),
+    shell_complete=completion.steps,
+    help="The checkpoint of this step. Default: the newest here.",
+)
 @click.option("--worker", type=click.IntRange(min=0), help="Only for this worker of the new plan.")
 @click.option("--write", is_flag=True, help="Make the new snapshots, in a folder beside RUN.")
 @options.as_json
@@ -48,7 +67,9 @@ def split(
     write: bool,
     as_json: bool,
 ) -> None:
-    """Show which snapshots of RUN each worker needs to go on in another layout: other stages, workers or schedule.
+    """Show which snapshots of RUN another layout needs, or make them.
+
+    Another layout has other stages, workers or schedule. The table says what each of its workers needs.
 
     On one machine, `stageline train --resume` does all of it. On several, each worker's machine needs those snapshots
     in its own RUN, and makes its own with --write. Calls the plan's model and optimizer.
@@ -117,11 +138,16 @@ def _show(change: "Recut", rows: list[Facts], *, written: bool) -> None:
         say("nothing was written; --write makes the snapshots of the new stages")
 
 
-@checkpoint.command(epilog="Example: stageline checkpoint ls runs/digits-20260131-101500-1f0c")
+@checkpoint.command(
+    examples=("stageline checkpoint ls", "stageline checkpoint ls runs/digits-20260131-101500-1f0c --json"),
+)
 @_newest
 @options.as_json
 def ls(run: str | None, as_json: bool) -> None:
-    """List the checkpoints of RUN (default: the newest in ./runs), and which stages have a snapshot here."""
+    """List the checkpoints of RUN, and which stages have one here.
+
+    Default: the newest run in ./runs.
+    """
     from stageline.workers.checkpoint.source import checkpoint_rows
     from stageline.workers.runs.records import read_note
 
@@ -138,14 +164,23 @@ def ls(run: str | None, as_json: bool) -> None:
         options.tell(damage)
 
 
-@checkpoint.command(epilog="Example: stageline checkpoint verify runs/digits-20260131-101500-1f0c --step 120")
+@checkpoint.command(
+    examples=("stageline checkpoint verify", "stageline checkpoint verify runs/digits-20260131-101500-1f0c --step 120"),
+    codes=codes(ok="all are whole", failed="a snapshot is damaged, or there is none"),
+)
 @_newest
 @click.option(
-    "--step", type=click.IntRange(min=1), help="Only the checkpoint of this step, which all stages must have."
+    "--step",
+    type=click.IntRange(min=1),
+    shell_complete=completion.steps,
+    help="Only the checkpoint of this step, which all stages must have.",
 )
 @options.as_json
 def verify(run: str | None, step: int | None, as_json: bool) -> None:
-    """Read every byte of the snapshots of RUN (default: the newest in ./runs); exit code 1 if one is damaged."""
+    """Read every byte of the snapshots of RUN.
+
+    Default: the newest run in ./runs.
+    """
     from stageline.workers.checkpoint.source import snapshot_states, source_in
 
     source = _source(run)
@@ -159,10 +194,24 @@ def verify(run: str | None, step: int | None, as_json: bool) -> None:
         source_in(source.folder).demand_all(step)
 
 
-@checkpoint.command("import", epilog="Example: stageline checkpoint import /data/gpt2 parts --plan examples/gpt2")
+@checkpoint.command(
+    "import",
+    examples=(
+        "stageline checkpoint import model.safetensors weights.safetensors",
+        "stageline checkpoint import /data/gpt2 parts --plan examples/gpt2",
+    ),
+    groups={"Plan": ("--plan",)},
+    codes=codes(ExitCode.REFUSED),
+)
 @click.argument("source", type=click.Path())
 @click.argument("out", type=click.Path())
-@click.option("--plan", "config", type=click.Path(), help="Compare with this plan's model, and write a file per stage.")
+@click.option(
+    "--plan",
+    "config",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="Compare with this plan's model, and write a file per stage.",
+)
 @options.sets
 def import_(source: str, out: str, config: str | None, sets: tuple[str, ...]) -> None:
     """Write the weights in SOURCE to OUT, which must not exist.

@@ -12,7 +12,8 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, say
 
 if TYPE_CHECKING:
@@ -21,14 +22,18 @@ if TYPE_CHECKING:
 _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 
 
-@click.command(epilog="Example: stageline doctor examples/digits")
-@click.argument("config", type=click.Path(), required=False)
+@click.command(
+    cls=Command,
+    examples=("stageline doctor", "stageline doctor examples/digits"),
+    codes=codes(ExitCode.REFUSED, ok="nothing is wrong", failed="something is wrong"),
+)
+@click.argument("config", type=click.Path(), required=False, shell_complete=completion.plans)
 @options.sets
 @options.as_json
 def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """Check this machine and the plan CONFIG.
 
-    Exits with 1 if something is wrong. Without CONFIG the plan in this folder is checked, if there is one.
+    Without CONFIG the plan in this folder is checked, if there is one.
 
     Two machines compute the same bits if they have the same fingerprint, run the same plan, and use deterministic
     operations. To find operations that are not deterministic, two processes compute a microbatch, and are compared.
@@ -36,8 +41,8 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     config = config or ("." if Path("stageline.toml").exists() else None)
     plan, arguments = (options.plan_of(config, sets), options.plan_arguments(config, sets)) if config else (None, [])
     from stageline.workers.extras.preflight.doctor import CheckResult, Health, examine
+    from stageline.workers.extras.preflight.trials import try_plan
     from stageline.workers.launch import template
-    from stageline.workers.launch.trials import try_plan
 
     def leave(number: int) -> None:
         to_clean.close()

@@ -7,18 +7,24 @@ from pathlib import Path
 
 import click
 
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import say
 
 SCHEMA = ".stageline.schema.json"
 TEMPLATES = ("stageline.toml", "model.py", "data.py")
 
 
-@click.command(epilog="Example: stageline init spiral && stageline train spiral")
+@click.command(
+    cls=Command,
+    examples=("stageline init", "stageline init spiral && stageline train spiral"),
+    codes=codes(usage="an argument is wrong, or a file is there already"),
+)
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path), default=".")
 def init(folder: Path) -> None:
-    """Write a plan that trains, with a model and data, into FOLDER (this one if not given).
+    """Write a plan that trains, with model and data, into FOLDER.
 
-    Nothing is overwritten. The JSON schema beside the plan lets editors complete and check its keys.
+    Default: this folder. Nothing is overwritten. The JSON schema beside the plan lets editors complete and check its
+    keys.
     """
     from stageline.pipeline.plan.keys.models import plan_schema
 

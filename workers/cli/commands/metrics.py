@@ -15,6 +15,7 @@ from msgspec import UNSET
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.options import folder_of
 from stageline.workers.cli.output import CommandFailed, answer, say, show
 from stageline.workers.runs import folder as runs
@@ -83,7 +84,12 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.6g}"
 
 
-@click.command(epilog="Example: stageline metrics runs/digits-20260131-235959-1f0c --csv > metrics.csv")
+@click.command(
+    cls=Command,
+    examples=("stageline metrics --follow", "stageline metrics runs/digits-20260131-101500-1f0c --csv > metrics.csv"),
+    groups={"Run": ("--every", "--follow"), "Output": ("--csv", "--tensorboard")},
+    codes=codes(ExitCode.REFUSED, usage="an option is wrong, or the run has no metrics here"),
+)
 @options.where
 @click.option("--every", type=click.IntRange(min=1), help="Show every N-th step. Default: all; about 30 in a table.")
 @click.option("--follow", is_flag=True, help="Print new steps until the run ends.")
@@ -95,10 +101,11 @@ def _number(value: float | None) -> str:
 def metrics(
     where: str | None, every: int | None, tensorboard: Path | None, *, follow: bool, csv: bool, as_json: bool
 ) -> None:
-    """Show loss, norm of the gradients, learning rates and evaluations of a run, by step.
+    """Show losses, gradient norms and evaluations of a run, by step.
 
-    WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs. They are read from
-    the folder on the machine of the last stage's worker; what a script has evaluated, from the script's.
+    The table also has the learning rates. WHERE is a run's folder, or a plan, whose newest run is meant. Default: the
+    newest run in ./runs. Metrics are read from the folder on the machine of the last stage's worker; what a script has
+    evaluated, from the script's.
     """
     if sum((csv, as_json, follow)) > 1 or (tensorboard is not None and (csv or as_json)):
         raise click.UsageError("of --csv and --json take one, without --follow and --tensorboard")

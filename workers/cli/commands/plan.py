@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, share, show, size, span
 
 if TYPE_CHECKING:
@@ -101,7 +103,12 @@ def _does(stage: "StageMemory") -> str:
     return " and ".join(part for part in parts if part not in ("", "offloads "))
 
 
-@click.command(epilog="Example: stageline plan examples/digits --set schedule.microbatches=16")
+@click.command(
+    cls=Command,
+    examples=("stageline plan", "stageline plan examples/digits --set schedule.microbatches=16"),
+    groups={"Plan": ("--fit",), "Output": ("--schema",)},
+    codes=codes(ExitCode.REFUSED),
+)
 @options.config
 @options.sets
 @options.as_json
@@ -127,15 +134,16 @@ def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts:
 
         click.echo(json.dumps(plan_schema(), indent=2))
         return
-    from stageline.workers.launch import template, trials
+    from stageline.workers.extras.preflight import trials
+    from stageline.workers.launch import template
 
-    read = options.plan_of(config, sets)
-    if hosts is not None:
-        found_fit = trials.fitted(read, options.plan_arguments(config, sets), hosts)
-        answer(found_fit, as_json, partial(show_fit, found_fit))
-        return
+    read, named = options.plan_of(config, sets), options.plan_arguments(config, sets)
     with template.Template() as processes:
-        found = trials.try_plan(read, options.plan_arguments(config, sets), processes).estimate
+        if hosts is not None:
+            found_fit = trials.fitted(read, named, processes, hosts)
+            answer(found_fit, as_json, partial(show_fit, found_fit))
+            return
+        found = trials.try_plan(read, named, processes).estimate
     answer(found, as_json, partial(_show, read, found))
 
 

@@ -7,16 +7,25 @@ from typing import TYPE_CHECKING
 import click
 
 from stageline.workers.cli import options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.extras.taps.probe import ProbeReport
+    from stageline.workers.extras.recording.probe import ProbeReport
 
 _TITLES = {"accuracy": "accuracy", "r2": "R²"}
 
 
-@click.command(epilog="Example: stageline probe runs/digits-20260131-101500-1f0c --layers 'encoder.layer.*'")
-@click.argument("run", type=click.Path())
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline probe runs/digits-20260131-101500-1f0c",
+        "stageline probe runs/digits-20260131-101500-1f0c --layers 'encoder.layer.*' --out probes.json",
+    ),
+    groups={"Probe": ("--layers", "--target", "--pool", "--rows"), "Output": ("--out",)},
+    codes=codes(usage="an option is wrong, or the run has no taps", failed="the taps are damaged, or cannot be probed"),
+)
+@options.run
 @click.option("--layers", multiple=True, metavar="PATTERN", help="Probe these layers only. May be repeated.")
 @click.option("--target", metavar="NAME", help="Which part of the targets to predict, if they have several.")
 @click.option(
@@ -40,16 +49,16 @@ def probe(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Train a linear probe on each tapped layer of a run, and show how well it tells the target.
+    """Train a linear probe on each tapped layer of RUN.
 
-    RUN is the folder of a run whose plan has [taps]. Classes are told by logistic regression, numbers by ridge
-    regression; scores are of samples that the probe was not trained on.
+    A score shows how well a layer tells the target. RUN is the folder of a run whose plan has [taps]. Classes are told
+    by logistic regression, numbers by ridge regression; scores are of samples that the probe was not trained on.
     """
     from stageline.workers.disk.atomic_file import write_json
-    from stageline.workers.extras.taps.linear_probe import Pool
-    from stageline.workers.extras.taps.probe import ProbeChoice
-    from stageline.workers.extras.taps.probe import probe as train_probes
-    from stageline.workers.extras.taps.reading import read_taps
+    from stageline.workers.extras.recording.linear_probe import Pool
+    from stageline.workers.extras.recording.probe import ProbeChoice
+    from stageline.workers.extras.recording.probe import probe as train_probes
+    from stageline.workers.extras.recording.reading import read_taps
 
     evaluation = None if rows is None else rows == "evaluation"
     choice = ProbeChoice(layers, target, None if pool is None else Pool(pool), evaluation)

@@ -13,7 +13,8 @@ from click.core import ParameterSource
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import log_to_stderr, say
 
 if TYPE_CHECKING:
@@ -29,13 +30,22 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
     return options.address(dials=True)(ctx, parameter, value) if value else value
 
 
-@click.command(epilog="Example: stageline worker examples/digits --broker tcp://10.0.0.4:5600")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline worker examples/digits --broker tcp://10.0.0.4:5600",
+        "stageline worker --join tcp://10.0.0.4:7000 --patience 60",
+    ),
+    groups={"Run": ("--index", "--name", "--spare"), "Network": ("--broker", "--join", "--patience")},
+    codes=codes(ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED, ok="the run has finished"),
+)
 @options.config
 @options.sets
 @click.option(
     "--broker",
     callback=options.address(dials=True),
     metavar="URL",
+    shell_complete=completion.broker_addresses,
     help="The broker's address. Default: broker.url of the plan.",
 )
 @click.option(
@@ -44,6 +54,7 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
     flag_value="",
     callback=_address_if_given,
     metavar="URL",
+    shell_complete=completion.broker_addresses,
     help=f"Join the script whose broker is there; without a URL, at {ADDRESS} of the environment. Takes no CONFIG.",
 )
 @click.option("--index", type=click.IntRange(min=0), help="Index of the worker in the plan. Default: any free one.")
@@ -134,16 +145,37 @@ def _work_for_script(
     return work_for_script(address, patience, sets, warn_and_work)
 
 
-@click.command(epilog="Example: stageline broker examples/digits --bind tcp://10.0.0.4:5600")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline broker examples/digits --bind tcp://10.0.0.4:5600",
+        "stageline broker examples/digits --run digits-20260131-101500-1f0c --resume",
+    ),
+    groups={"Run": ("--run", "--resume"), "Network": ("--bind",)},
+    codes=codes(
+        ExitCode.NO_WORKER,
+        ExitCode.SAVED,
+        ExitCode.REFUSED,
+        ok="the run has finished",
+        interrupted="interrupted before the run has ended",
+    ),
+)
 @options.config
 @options.sets
 @click.option(
     "--bind",
     callback=options.address(dials=False),
     metavar="URL",
+    shell_complete=completion.broker_addresses,
     help="Address to listen at. Default: broker.url of the plan.",
 )
-@click.option("--run", metavar="ID", callback=options.run_id, help="Continue the run with this id. Default: a new run.")
+@click.option(
+    "--run",
+    metavar="ID",
+    callback=options.run_id,
+    shell_complete=completion.run_ids,
+    help="Continue the run with this id. Default: a new run.",
+)
 @click.option(
     "--resume",
     is_flag=True,

@@ -15,7 +15,8 @@ import click
 import msgspec
 
 from stageline.pipeline.errors import ExitCode
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
+from stageline.workers.cli.help import Command, CommandGroup, codes
 from stageline.workers.cli.options import RUNS, answer_about
 from stageline.workers.cli.output import (
     CommandFailed,
@@ -45,7 +46,14 @@ def _step_and_microbatch(ctx: click.Context, parameter: click.Parameter, value: 
     return found[1], found[2]
 
 
-@click.command(epilog="Example: stageline status --broker tcp://10.0.0.4:5600")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline status runs/digits-20260131-101500-1f0c --json",
+        "stageline status --broker tcp://10.0.0.4:5600",
+    ),
+    codes=codes(ExitCode.NO_BROKER, ExitCode.REFUSED),
+)
 @options.where
 @options.broker
 @options.as_json
@@ -58,44 +66,61 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
     _ask("status", where, broker, as_json, _show_status)
 
 
-@click.command(epilog="Example: stageline why --broker tcp://10.0.0.4:5600")
+@click.command(
+    cls=Command,
+    examples=("stageline why runs/digits-20260131-101500-1f0c --stage 1", "stageline why --broker tcp://10.0.0.4:5600"),
+    groups={"Run": ("--stage",)},
+    codes=codes(ExitCode.NO_BROKER, ExitCode.REFUSED),
+)
 @options.where
 @options.broker
 @click.option(
     "--stage",
     callback=options.stage_label,
+    shell_complete=completion.stages,
     help="Explain the wait of this stage or replica. Default: the longest one.",
 )
 @options.as_json
 def why(where: str | None, broker: str | None, stage: str | None, as_json: bool) -> None:
-    """Explain what a run waits for: which worker waits for which, down to the cause, and what to do about it.
+    """Explain what a run waits for, and what to do about it.
 
-    Of a run that is over, explains why it ended. WHERE is a run's folder, or a plan, whose newest run is meant.
-    Default: the newest run in ./runs.
+    The answer says which worker waits for which, down to the cause; of a run that is over, why it ended. WHERE is a
+    run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs.
     """
     arguments = {} if stage is None else {"stage": stage}
     _ask("why", where, broker, as_json, _show_cause, **arguments)
 
 
-@click.command(epilog="Example: stageline story 118/5 --broker tcp://10.0.0.4:5600")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline story 118/5 runs/digits-20260131-101500-1f0c",
+        "stageline story 118/5 --broker tcp://10.0.0.4:5600",
+    ),
+    codes=codes(ExitCode.NO_BROKER, ExitCode.REFUSED, usage="an option is wrong, or there is no such microbatch"),
+)
 @click.argument("microbatch", metavar="STEP/MICROBATCH", callback=_step_and_microbatch)
 @options.where
 @options.broker
 @options.as_json
 def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as_json: bool) -> None:
-    """Show the history of one microbatch, stage by stage: every attempt, its worker, and when each action ran.
+    """Show the history of one microbatch, stage by stage.
 
-    WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs.
+    The table has every attempt, its worker, and when each action ran. WHERE is a run's folder, or a plan, whose newest
+    run is meant. Default: the newest run in ./runs.
     """
     _ask("story", where, broker, as_json, _show_history, step=microbatch[0], microbatch=microbatch[1])
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def queue() -> None:
     """Inspect the queues of a run."""
 
 
-@queue.command(epilog="Example: stageline queue ls --broker tcp://10.0.0.4:5600")
+@queue.command(
+    examples=("stageline queue ls runs/digits-20260131-101500-1f0c", "stageline queue ls --broker tcp://10.0.0.4:5600"),
+    codes=codes(ExitCode.NO_BROKER, ExitCode.REFUSED),
+)
 @options.where
 @options.broker
 @options.as_json
@@ -229,18 +254,19 @@ def _show_queues(facts: Facts) -> None:
     show(f"queues of run {facts['run']}", columns, rows)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def run() -> None:
     """List runs."""
 
 
-@run.command("ls", epilog="Example: stageline run ls /data/runs")
+@run.command("ls", examples=("stageline run ls", "stageline run ls /data/runs --json"))
 @click.argument("folder", metavar="[DIR]", type=click.Path(), default=RUNS)
 @options.as_json
 def list_runs(folder: str | Path, as_json: bool) -> None:
-    """List the runs in DIR, by the time at which each was begun or resumed: how far each came, and what became of it.
+    """List the runs in DIR: how far each came, what became of it.
 
-    Reads their records; no broker is asked. Default: ./runs.
+    Runs are ordered by the time at which each was begun or resumed. Their records are read; no broker is asked.
+    Default: ./runs.
     """
     from stageline.workers.runs.listing import run_rows
 

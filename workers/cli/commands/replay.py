@@ -7,29 +7,49 @@ from typing import TYPE_CHECKING
 import click
 
 from stageline.pipeline.errors import ExitCode, cause_of, traceback_text
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, answer, say
 
 if TYPE_CHECKING:  # loads torch
-    from stageline.workers.extras.replay.replay import Replayed
+    from stageline.workers.extras.recording.replay import Replayed
 
 _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
 
 
-@click.command(epilog="Example: stageline replay runs/digits-20260131-101500-1f0c --stage 1 --step 118 --microbatch 5")
-@click.argument("where", type=click.Path())
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline replay examples/digits --stage 0 --step 0 --microbatch 0",
+        "stageline replay runs/digits-20260131-101500-1f0c --stage 1 --step 118 --microbatch 5",
+    ),
+    groups={"Microbatch": ("--stage", "--step", "--microbatch")},
+    codes=codes(
+        ExitCode.REFUSED,
+        ok="the recorded bits, or failure, again",
+        failed="other bits, or the record is damaged",
+        usage="an option is wrong, or the microbatch was not recorded",
+        interrupted="interrupted, or left the debugger",
+    ),
+)
+@click.argument("where", type=click.Path(), shell_complete=completion.runs_and_plans)
 @options.sets
 @click.option(
-    "--stage", callback=options.stage_label, required=True, help='Which stage, counted from 0, or replica, as "1.0".'
+    "--stage",
+    callback=options.stage_label,
+    shell_complete=completion.stages,
+    required=True,
+    help='Which stage, counted from 0, or replica, as "1.0".',
 )
 @click.option("--step", type=click.IntRange(min=0), required=True, help="The step, counted from 0.")
 @click.option("--microbatch", type=click.IntRange(min=0), required=True, help="The microbatch, counted from 0.")
 @options.as_json
 def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch: int, as_json: bool) -> None:
-    """Run one microbatch of one stage again, alone and in this process, and compare its bits with the recorded ones.
+    """Run one microbatch of one stage again, and compare its bits.
 
-    WHERE is a run's folder, or a plan, whose newest run is used. breakpoint() in the model stops at this microbatch,
-    and only there; what the model prints goes to stderr.
+    The microbatch runs alone, in this process; its bits are compared with the recorded ones. WHERE is a run's folder,
+    or a plan, whose newest run is used. breakpoint() in the model stops at this microbatch, and only there; what the
+    model prints goes to stderr.
 
     This executes code: the model, data, loss, metrics and optimizer that the plan names. Of a run's folder, the plan is
     in recorded/stage-N/about.json, and files such as model.py are taken from where it says that the plan's file is.
@@ -43,7 +63,7 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
     from stageline.pipeline.model.load import code_of
-    from stageline.workers.extras.replay import replay as again
+    from stageline.workers.extras.recording import replay as again
 
     copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
     say(f"stageline: executes {', '.join(code_of(plan or again.recorded_plan(folder, copy)))}", err=True)

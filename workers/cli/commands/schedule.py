@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan.tables import LONGEST_SCHEDULE, FileUnreadable, read_text
 from stageline.pipeline.program import Costs, Verdict, check_schedule
 from stageline.pipeline.schedule import (
@@ -24,6 +25,7 @@ from stageline.pipeline.schedule import (
     window_for,
 )
 from stageline.workers.cli import options
+from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.output import answer, counted, share, show, suggestion
 from stageline.workers.extras import drawing as timetable
 
@@ -105,12 +107,12 @@ _times = _parsed("three times above 0: write 1,1.5,0.5", _three_times)
 _window = _parsed("a window: write 4,2", _numbers)
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def schedule() -> None:
     """List and draw schedules: the order of each worker's actions."""
 
 
-@schedule.command("list", epilog="Example: stageline schedule list")
+@schedule.command("list", examples=("stageline schedule list", "stageline schedule list --json"))
 @options.as_json
 def list_(as_json: bool) -> None:
     """List the schedules."""
@@ -119,7 +121,20 @@ def list_(as_json: bool) -> None:
     answer(facts, as_json, lambda: show("schedules", ("name", "description"), [*ABOUT.items()]))
 
 
-@schedule.command("show", epilog="Example: stageline schedule show 1f1b --stages 4 --microbatches 8")
+@schedule.command(
+    "show",
+    examples=(
+        "stageline schedule show 1f1b --stages 4 --microbatches 8",
+        "stageline schedule show zb-h1 --stages 4 --microbatches 8 --latency 0.5 --svg zb-h1.svg",
+    ),
+    groups={
+        "Schedule": ("--file", "--microbatches", "--window", "--first-trainable", "--mode"),
+        "Placement": ("--stages", "--workers", "--placement"),
+        "Durations": ("--forward", "--backward", "--times", "--latency"),
+        "Output": ("--svg",),
+    },
+    codes=codes(ExitCode.REFUSED),
+)
 @click.argument(
     "name",
     required=False,
@@ -178,7 +193,7 @@ def show_(
     svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Draw a schedule, and print its bubble and the microbatches that each stage holds.
+    """Draw a schedule, and print its bubble and what stages hold.
 
     NAME is a schedule, drawn for a shape, or a plan, such as mine.toml. With --file, the schedule is in that file.
     """

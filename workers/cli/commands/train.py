@@ -12,8 +12,10 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.program import Timed
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
+from stageline.workers.errors import RunFailed
 from stageline.workers.extras import drawing as timetable
 from stageline.workers.runs.folder import RESULT
 from stageline.workers.runs.owner import StartingRun
@@ -28,7 +30,19 @@ if TYPE_CHECKING:
 WIDE = 160  # columns of a timetable that is not printed on a terminal
 
 
-@click.command(epilog="Example: stageline train examples/digits --set schedule.name=gpipe")
+@click.command(
+    cls=Command,
+    examples=("stageline train examples/digits --set schedule.name=gpipe", "stageline train examples/digits --resume"),
+    groups={"Run": ("--resume", "--spares")},
+    codes=codes(
+        ExitCode.NO_WORKER,
+        ExitCode.SAVED,
+        ExitCode.REFUSED,
+        ok="the run has finished",
+        failed="the run failed",
+        interrupted="interrupted, and nothing saved",
+    ),
+)
 @options.config
 @options.sets
 @click.option(
@@ -37,6 +51,7 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
     is_flag=False,
     flag_value="",
     callback=options.run_id,
+    shell_complete=completion.run_ids,
     help="Continue a stopped run, also with another cut, schedule or workers. Default: the plan's newest.",
 )
 @click.option(
@@ -44,10 +59,10 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
 )
 @options.as_json
 def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, as_json: bool) -> None:
-    """Train the plan CONFIG on this machine: the broker and every worker are processes of their own.
+    """Train the plan CONFIG on this machine.
 
-    The first Ctrl-C stops the run, after saving the step if recovery is on; the second kills it. Either way no process
-    is left running.
+    The broker and every worker are processes of their own. The first Ctrl-C stops the run, after saving the step if
+    recovery is on; the second kills it. Either way no process is left running.
     """
     log_to_stderr()
     from stageline.workers.launch import template
@@ -107,7 +122,8 @@ def _train(
         again = shlex.join(("stageline", "train", *shown, "--resume", launch.run))
         raise CommandFailed(f"{ended.reason}. Go on with: {again}\nThe logs are in {launch.folder}", ended.code)
     if ended.result is None:
-        raise CommandFailed(f"{ended.reason}\nThe logs are in {launch.folder}", ended.code)
+        reason = ended.reason if ended.code == ExitCode.INTERRUPTED else RunFailed.coded(ended.reason)
+        raise CommandFailed(f"{reason}\nThe logs are in {launch.folder}", ended.code)
     if as_json:
         click.echo(msgspec.json.encode(ended.result))
     else:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import as_interrupts
-from stageline.workers.cli import options
+from stageline.workers.cli import completion, options
+from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, show
 
 if TYPE_CHECKING:
@@ -21,7 +23,12 @@ if TYPE_CHECKING:
     from stageline.workers.extras.forward.forward_run import Measured
     from stageline.workers.script.arguments import Workers
 
-_plan = click.option("--plan", type=click.Path(), help="The plan's file or folder, with its code. Default: the run's.")
+_plan = click.option(
+    "--plan",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="The plan's file or folder, with its code. Default: the run's.",
+)
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
 _device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
 _ema = click.option("--ema", is_flag=True, help="With the averages of the weights, which optimizer.ema_decay keeps.")
@@ -34,9 +41,18 @@ _workers = click.option(
 )
 FORMATS = ("safetensors", "transformers", "dcp", "stages")
 _SHARD = "5GiB"
+_COMPUTING = {"Checkpoint": ("--ema",), "Workers": ("--workers", "--device")}
 
 
-@click.command(epilog="Example: stageline predict runs/digits-20260131-101500-1f0c --input x.npy --output y.npy")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline predict runs/digits-20260131-101500-1f0c --input x.npy --output y.npy",
+        "stageline predict runs/digits-20260131-101500-1f0c --input x.csv --output y.npy --step 120 --device cpu",
+    ),
+    groups={"Plan": ("--plan",), "Data": ("--input", "--output", "--batch-size"), **_COMPUTING},
+    codes=codes(ExitCode.REFUSED, failed="a stage failed, or weights are damaged"),
+)
 @options.run
 @click.option("--input", "source", type=click.Path(), required=True, help="A .safetensors, .npy, .npz or .csv file.")
 @click.option(
@@ -59,7 +75,10 @@ def predict(
     ema: bool,
     plan: str | None,
 ) -> None:
-    """Write what the model of RUN returns for the rows of a file, in their order, in evaluation mode."""
+    """Write what the model of RUN returns for the rows of a file.
+
+    The model is in evaluation mode; results stand in the order of the rows.
+    """
     from stageline.workers.extras.forward.forward_run import predict_rows
     from stageline.workers.extras.forward.row_files import demand_writable, open_inputs
 
@@ -73,7 +92,16 @@ def predict(
     say(f"predictions for {counted(inputs.rows, 'row')} by {model.weights.title} are in {target}")
 
 
-@click.command("eval", epilog="Example: stageline eval runs/digits-20260131-101500-1f0c --data data.py:test")
+@click.command(
+    "eval",
+    cls=Command,
+    examples=(
+        "stageline eval runs/digits-20260131-101500-1f0c",
+        "stageline eval runs/digits-20260131-101500-1f0c --data data.py:test --json",
+    ),
+    groups={"Plan": ("--plan",), "Data": ("--data", "--source", "--metrics", "--batch-size"), **_COMPUTING},
+    codes=codes(ExitCode.REFUSED, failed="a stage failed, or weights are damaged"),
+)
 @options.run
 @click.option("--data", "dataset", metavar="REFERENCE", help="Use all rows of this dataset, named as in data.dataset.")
 @click.option("--source", metavar="REFERENCE", help="Use the held-out rows of this source, named as in data.source.")
@@ -100,9 +128,10 @@ def evaluate(
     plan: str | None,
     as_json: bool,
 ) -> None:
-    """Measure loss and metrics of the model of RUN on the rows that its plan holds out, or on other data.
+    """Measure loss and metrics of the model of RUN.
 
-    Names of files in REFERENCE, such as data.py:test, begin at the plan's folder.
+    The rows are those that its plan holds out, or other data. Names of files in REFERENCE, such as data.py:test, begin
+    at the plan's folder.
     """
     if dataset is not None and source is not None:
         raise click.UsageError("--data and --source are two ways to say what to evaluate on: leave one out")
@@ -140,7 +169,19 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     return {**({} if measured.loss is None else {"loss": measured.loss}), **measured.metrics}
 
 
-@click.command(epilog="Example: stageline export runs/digits-20260131-101500-1f0c digits.safetensors")
+@click.command(
+    cls=Command,
+    examples=(
+        "stageline export runs/digits-20260131-101500-1f0c digits.safetensors",
+        "stageline export runs/digits-20260131-101500-1f0c digits --format stages --best",
+    ),
+    groups={
+        "Plan": ("--plan",),
+        "Checkpoint": ("--best", "--ema"),
+        "Form": ("--format", "--config", "--max-shard-size"),
+    },
+    codes=codes(ExitCode.REFUSED, failed="weights are damaged"),
+)
 @options.run
 @click.argument("out", type=click.Path())
 @click.option(
@@ -166,7 +207,12 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     show_default=True,
     help="For transformers: the most that a file may have, such as 500MiB.",
 )
-@click.option("--plan", type=click.Path(), help="For transformers, without --config: the plan. Default: the run's.")
+@click.option(
+    "--plan",
+    type=click.Path(),
+    shell_complete=completion.plans,
+    help="For transformers, without --config: the plan. Default: the run's.",
+)
 def export(
     run: str,
     out: str,
@@ -179,10 +225,10 @@ def export(
     most: int,
     plan: str | None,
 ) -> None:
-    """Write the weights of RUN to OUT, which must not exist, under the unsplit model's names.
+    """Write the weights of RUN to OUT, for another program.
 
-    RUN is the folder of a run, or of what Line.save has saved. Its weights are those that it ended with, or of its
-    newest checkpoint.
+    OUT must not exist. The names are those of the unsplit model. RUN is the folder of a run, or of what Line.save has
+    saved. Its weights are those that it ended with, or of its newest checkpoint.
     """
     form = form or _form_of(out)
     from stageline.workers.extras.exchange import export as forms

@@ -23,8 +23,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.tree import Tree, concatenate, map_tensors, tensors
 
 from . import measures as decoders
-from .audited_model import AuditedModel, side_by_side
-from .crossing import AddNoise, ClipRows, EqualNormGradients, codecs_at
+from .audited_model import AddNoise, AuditedModel, ClipRows, EqualNormGradients, codecs_at, side_by_side
 from .measures import by_chance, centred_distances, correlation, told_by_direction, told_by_norm
 
 EDGE = 2  # pixels between two images of a sheet
@@ -236,7 +235,7 @@ def _trained(
     Without defence and codec, the place of the cut changes nothing of what the model learns. Then it is trained once
     for all cuts.
     """
-    plain = AuditedModel(whole)
+    plain = AuditedModel.of(whole)
     if not plan.queues.lossy:
         plain.train(source, choice.steps)
     for cut, codecs in codecs_at(plan, _cuts(choice, plain.layers)).items():
@@ -244,7 +243,7 @@ def _trained(
             if defence is None and not plan.queues.lossy:
                 yield plain.cut_before(cut), name
             else:
-                model = AuditedModel(whole).cut_before(cut, defence, codecs)
+                model = AuditedModel.of(whole).cut_before(cut, defence, codecs)
                 model.train(source, choice.steps)
                 yield model, name
 
@@ -259,7 +258,7 @@ def _defences(plan: Plan, cut: int, sample: SampledRows, choice: AuditChoice) ->
     """Return defences by name; the first is none. Norms are measured before the training."""
     if not choice.defended:
         return [("none", None)]
-    norm = choice.clip * float(AuditedModel(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
+    norm = choice.clip * float(AuditedModel.of(plan).cut_before(cut).features(sample.batch[0]).norm(dim=1).median())
     return [
         ("none", None),
         (f"noise {choice.noise:g}", AddNoise(choice.noise)),

@@ -25,11 +25,10 @@ import torch
 from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.cut import build_segments, cut_model
-from stageline.pipeline.model.families.layers import Layers
+from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.load import factory_of, references_of
 from stageline.pipeline.model.object_names import is_of_script
-from stageline.pipeline.model.patterns import groups_of
-from stageline.pipeline.model.plan_stage import optimizer_of
+from stageline.pipeline.model.plan_stage import groups_of, optimizer_of
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.stage_weights import unset_buffers
@@ -168,7 +167,8 @@ def load(
     """Return the unsplit model of a run, in evaluation mode, on the CPU.
 
     The weights are those that the run ended with, or those of its newest complete checkpoint. Parameters are trained or
-    frozen as the plan says.
+    frozen as the plan says. Names, shapes and dtypes are compared before anything is set, and checksums after. Random
+    numbers of this process are as before.
 
     Args:
         run: Folder of the run.

@@ -24,13 +24,27 @@ _ATTEMPTS = 10  # to read a checkpoint before it is deleted
 
 
 class WeightsUnusable(StagelineError):
-    """Failure to read or write weights; the text names the file."""
+    """Error that weights cannot be read or written.
 
+    Mend: Name the folder of a run that has the weights, another target, or the form that the message expects.
+
+    Example: weights.pt is there already, and is not overwritten: name another place, or remove it
+    """
+
+    error_code = "SL211"
     exit_code = ExitCode.USAGE
 
 
 class RunMovedOn(WeightsUnusable):
-    """Deletion of a snapshot by a run that goes on, while the snapshot was read."""
+    """Error that a run that goes on deleted the snapshot that was being read.
+
+    Mend: Run the command again: it takes the newest checkpoint.
+
+    Example: the run has moved on and deleted runs/a/checkpoints/stage-1/40, which was being read: it has newer
+    checkpoints
+    """
+
+    error_code = "SL406"
 
     def __init__(self, snapshot: Path) -> None:
         """Create the error for the folder of the deleted `snapshot`."""

@@ -170,8 +170,15 @@ def carried(message: int, link: Link | None) -> tuple[float, float]:
 
 
 class NoFit(StagelineError):
-    """Lack of room for the stages of a model on the machines; the text names the constraint that stands in the way."""
+    """Error that the stages of a model find no room on the machines.
 
+    Mend: Do what the message says of the constraint in the way: more memory, another machine or link, or smaller
+    microbatches.
+
+    Example: hosts: no memory of any size would do
+    """
+
+    error_code = "SL108"
     exit_code = ExitCode.REFUSED
 
 

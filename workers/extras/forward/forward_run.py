@@ -31,7 +31,7 @@ from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
-from stageline.workers.runtime.calls import UNDER_WAY, CallKind
+from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind
 from stageline.workers.runtime.executor import Metric
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.script.arguments import LineCall, Workers
@@ -51,7 +51,14 @@ def temporary_run_folder() -> OwnedFolder:
 
 
 class ForwardFailed(StagelineError):
-    """Failure of the stages to compute a batch; the text names the stage, the layer, its definition and its input."""
+    """Error that the stages could not compute a batch of `predict`, `eval` or `stageline.load`.
+
+    Mend: Give rows of the shape and dtype that the model was trained with; the message has the layer and the batch.
+
+    Example: stage 0 failed in 0F0. The batch is float32 [6, 5]
+    """
+
+    error_code = "SL508"
 
     def __init__(self, reason: str, exit_code: int) -> None:
         """Create the error with the exit code of the command."""
@@ -142,7 +149,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             if len(waiting) >= UNDER_WAY:
                 yield self._result(*waiting.popleft())
             with self._explained(waiting[0][0] if waiting else inputs):  # an earlier one may have failed
-                waiting.append((inputs, self._run.submit(kind, inputs, targets)))
+                waiting.append((inputs, self._run.submit(Call(kind, inputs=inputs, targets=targets))))
         while waiting:
             yield self._result(*waiting.popleft())
 

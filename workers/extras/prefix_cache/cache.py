@@ -88,7 +88,15 @@ def _take_space(file: int, size: int) -> None:
 
 
 class PrefixCacheFailed(ComputeFailed):
-    """Failure to keep the output of the frozen first stages, or to read it back."""
+    """Error that the output of the frozen first stages cannot be kept, or read back.
+
+    Mend: Bring the cache's folder back, resume where the data can be read, or leave `model.prefix_cache` out.
+
+    Example: the prefix cache runs/a/prefix lacks samples of microbatch 3 of step 40: they were in no batch of the first
+    epoch. Give a data source whose epochs all have the same samples, or leave model.prefix_cache out
+    """
+
+    error_code = "SL212"
 
 
 class PrefixCache:

@@ -24,8 +24,7 @@ import torch
 from zlib_ng.zlib_ng import crc32
 
 from stageline.pipeline.errors import DataError, StagelineError
-from stageline.pipeline.model.patterns import groups_of
-from stageline.pipeline.model.plan_stage import optimizer_of
+from stageline.pipeline.model.plan_stage import groups_of, optimizer_of
 from stageline.pipeline.model.segment import layouts_of
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves

@@ -267,7 +267,7 @@ def _estimate(job: Job, queue: Queue, message: Carried) -> QueueEstimate:
     if queue.source is None or queue.target is None:
         raise ValueError(f"{queue.name} carries no results of a stage: it has no estimate")
     bound = job.verdict.queue_bound  # messages that are put and not yet taken; of a queue that is ahead, the credit is
-    credit = min(queue.window, job.steps * job.schedule.microbatches)
+    credit = min(queue.window or 0, job.steps * job.schedule.microbatches)
     return QueueEstimate(
         queue=queue.name,
         producer=queue.source,
@@ -290,7 +290,7 @@ def _steps_kept(job: Job, stage: int) -> int:
     """
     plan, microbatches, number = job.plan, job.schedule.microbatches, job.schedule.replicas.stage
     leads = (job.program.queues[name] for name in sorted(job.program.ahead & job.program.queues.keys()))
-    granted = sum(ceil(each.window / microbatches) for each in leads if number(each.target or 0) > number(stage))
+    granted = sum(ceil((each.window or 0) / microbatches) for each in leads if number(each.target or 0) > number(stage))
     if plan.queues.in_one_process or not plan.recovery.on:
         return min(1 + granted, job.steps)
     lead = 1 if job.schedule.mode == "sync" else max(1, ceil(job.program.last / microbatches))

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 from torch import Tensor
 
-from stageline.broker.codec.tensors import pack
+from stageline.broker.codec.message import pack
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.tree import Tree, leaves
 from stageline.workers.disk.atomic_file import write_file

@@ -10,10 +10,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
-
-from torch import Tensor
 
 from stageline.broker.codec.message import Message
 from stageline.pipeline.errors import DataError
@@ -38,29 +36,13 @@ class CallLog:
         """Position after all calls so far."""
         return self._next
 
-    def call(
-        self,
-        kind: CallKind,
-        inputs: Tree = None,
-        targets: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> Call:
-        """Return the next call, numbered.
-
-        Args:
-            kind: Kind of the call.
-            inputs: Inputs of its batch.
-            targets: Targets of its batch.
-            state: Weights to load.
-            ema: Averages stand for the weights.
-        """
+    def numbered(self, call: Call) -> Call:
+        """Return the next call: `call` with its number and position."""
         with self._lock:
-            here, self._next = self._next, self._next.after(kind)
-            if kind is CallKind.TRAIN:
+            here, self._next = self._next, self._next.after(call.kind)
+            if call.kind is CallKind.TRAIN:
                 self._after[self._next.step] = self._next
-        return Call(kind, here.calls, here.step, here.evaluations, inputs, targets, state, ema)
+        return replace(call, number=here.calls, step=here.step, evaluation=here.evaluations)
 
     def trim(self, step: int) -> Position | None:
         """Return the position of the checkpoint of `step`, None if the log lacks it; older positions are dropped."""
@@ -80,15 +62,11 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
         incarnation: Incarnation of the script.
     """
     for worker, owned in enumerate(program.schedule.placement):
-        addressed = Call(
-            call.kind,
-            call.number,
-            call.step,
-            call.evaluation,
-            call.inputs if 0 in owned or not call.kind.takes_batch else None,
-            call.targets if program.last in owned else None,
-            None if call.state is None else {name: call.state[name] for name in sorted(names[worker])},
-            call.ema,
+        addressed = replace(
+            call,
+            inputs=call.inputs if 0 in owned or not call.kind.takes_batch else None,
+            targets=call.targets if program.last in owned else None,
+            state=None if call.state is None else {name: call.state[name] for name in sorted(names[worker])},
         )
         yield Message(run, f"call-{worker}", call.number, incarnation, encode_call(addressed))
 

@@ -15,7 +15,7 @@ again at once.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -25,16 +25,14 @@ from time import monotonic, time
 
 import msgspec
 import structlog
-from torch import Tensor
 
 from stageline.broker.codec.structure import is_emptied
 from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
 from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
-from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.errors import Bug, ExitCode
 from stageline.pipeline.program import Per, Program
-from stageline.pipeline.tree import Tree
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import LAST_REPLIES, UNDER_WAY, Call, CallKind, Position, answers, settled_call
@@ -45,7 +43,6 @@ from .calls import CallLog, OpenCall, Replies, WeightNames, messages
 
 log = structlog.get_logger()
 
-_UNNUMBERED = 0, 0, 0
 _ANSWERS = {Per.STEP: "the loss of", Per.REPLY: "the replies to"}
 _NO_ROOM = "has no room to keep its next call until another checkpoint is complete"
 TURN = 0.25  # seconds that one wait lasts at most, before the broker's commands are carried out
@@ -163,30 +160,14 @@ class Driver:
         """Start the thread, which owns the queues from now on."""
         self._thread.start()
 
-    def submit(
-        self,
-        kind: CallKind,
-        inputs: Tree = None,
-        targets: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> "Future[Replies]":
-        """Put the next call and return the future of the workers' replies. Only for the script's thread.
-
-        Args:
-            kind: Kind of the call.
-            inputs: Inputs of its batch.
-            targets: Targets of its batch.
-            state: Weights to load.
-            ema: Averages stand for the weights.
+    def submit(self, call: Call) -> "Future[Replies]":
+        """Put `call` next and return the future of the workers' replies. Only for the script's thread.
 
         Raises:
             RunFailed: The run is over.
         """
         self.raise_failure()
-        call = Call(kind, *_UNNUMBERED, inputs, targets, state, ema)
-        opened = OpenCall(call, deque(answers(self._program, kind)))
+        opened = OpenCall(call, deque(answers(self._program, call.kind)))
         self._submitted.append(opened)  # all at once, where Ctrl-C comes before or after: a number alone would be lost
         if len(self._open) < UNDER_WAY:  # else the thread looks for another once it has the replies to the oldest
             self._queues.ring()
@@ -238,10 +219,10 @@ class Driver:
                 self._hand_out()
                 self._take_replies()
         except (BrokerError, Stopped) as error:
-            self._end(str(error), getattr(error, "code", ExitCode.FAILED))
+            self._end(str(error), error.exit_code)
         except Exception as bug:  # the script must not wait for a thread that is gone
             log.exception("the thread that calls the workers failed")
-            self._end(f"a bug in stageline: {type(bug).__name__}: {bug}", ExitCode.FAILED)
+            self._end(str(Bug(bug)), ExitCode.FAILED)
         finally:
             self._queues.close()
 
@@ -294,9 +275,7 @@ class Driver:
             if self.calls.position == self._last:
                 return None
             opened = self._submitted.popleft()
-            call = opened.call
-            numbered = self.calls.call(call.kind, call.inputs, call.targets, call.state, ema=call.ema)
-        return replace(opened, call=numbered)
+            return replace(opened, call=self.calls.numbered(opened.call))
 
     def _take_replies(self) -> None:
         """Wait for the next reply, or for something to do."""

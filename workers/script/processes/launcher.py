@@ -30,10 +30,10 @@ from time import monotonic, sleep
 import msgspec
 
 from stageline.broker.coordinator.run import ScriptCode
-from stageline.broker.ledger.losses import describe_status
+from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode, StagelineError, failure_code
+from stageline.pipeline.model.layered.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.model.object_names import OBJECTS
-from stageline.pipeline.model.traced.apart import has_backward_threads, initialized_accelerator
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Fork, above_stdio
@@ -171,7 +171,14 @@ def gpu_obstacle(devices: Iterable[str]) -> str:
 
 
 class NotStarted(StagelineError):
-    """Error: the processes of a scripted run could not be started."""
+    """Error that the processes of a script's run could not be started.
+
+    Mend: See the logs in the run's folder; the machine may lack memory or processes.
+
+    Example: the launcher (pid 812) has started no process within 60 s
+    """
+
+    error_code = "SL511"
 
 
 class LocalProcesses(AbstractContextManager["LocalProcesses"]):
@@ -378,7 +385,15 @@ _WAY_OUT = (
 
 
 class CannotFork(StagelineError):
-    """Error: this process holds a resource that its forks could not use."""
+    """Error that this process holds a resource that its forks could not use.
+
+    Mend: Make the `Line` before the script uses a GPU or runs a backward.
+
+    Example: the processes of a line are forks of this one, and it has used torch.cuda, which a fork cannot use any
+    more.
+    """
+
+    error_code = "SL510"
 
 
 def demand_forkable() -> None:

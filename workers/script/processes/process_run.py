@@ -8,7 +8,7 @@ discard()         the processes end, or are killed
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from math import inf
@@ -23,7 +23,6 @@ from stageline.broker.coordinator.run import RunPhase
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
-from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.saved import load_weights
 from stageline.workers.control.client import BrokerUnreachable
@@ -34,7 +33,7 @@ from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.process.worker_process import identity_of
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.records import measured_timetable
-from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.script.calls.batch_record import BatchRecord
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
@@ -137,37 +136,24 @@ class ProcessRun:
         """Number of training steps called so far."""
         return self._driver.position.step
 
-    def submit(
-        self,
-        kind: CallKind,
-        inputs: Tree = None,
-        targets: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> "Future[Replies]":
+    def submit(self, call: Call) -> "Future[Replies]":
         """Send a call to the workers, which carry calls out in order; return the future of their replies.
 
-        Args:
-            kind: Kind of the call.
-            inputs: Inputs of its batch. Tensors must not be written to afterwards.
-            targets: Targets of its batch; must not be written to either.
-            state: Weights to load.
-            ema: Averages stand for the weights.
+        The tensors of `call` must not be written to afterwards.
 
         Raises:
             RunFailed: The run is over.
             DataError: The batch differs from the one that its step was trained on before.
         """
-        if kind is CallKind.TRAIN and self.batches is not None:
-            self.batches.check(self.position, inputs, targets)
-        return self._driver.submit(kind, inputs, targets, state, ema=ema)
+        if call.kind is CallKind.TRAIN and self.batches is not None:
+            self.batches.check(self.position, call.inputs, call.targets)
+        return self._driver.submit(call)
 
     def close(self) -> None:
         """End the run: carry out every call and keep the weights. Raises `RunFailed` if that fails."""
         self._open.detach()
         with self._stack:
-            last = self._driver.submit(CallKind.STOP)
+            last = self._driver.submit(Call(CallKind.STOP))
             self._driver.leave()  # the broker ends the run once it knows that this was the last call
             last.result()
             if not self._driver.ended.wait(FINISH_TIMEOUT):
@@ -262,7 +248,7 @@ class ProcessRun:
         try:
             return self._control.join(JOIN_TIMEOUT, workers_timeout=self._workers_timeout)
         except (BrokerUnreachable, Stopped) as error:
-            raise self._failure(str(error), getattr(error, "code", ExitCode.NO_BROKER)) from error
+            raise self._failure(str(error), error.exit_code) from error
 
     def _drive(self, stack: ExitStack) -> Driver:
         sockets = stack.enter_context(tempfile.TemporaryDirectory(dir=self._processes.sockets))

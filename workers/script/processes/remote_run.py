@@ -29,13 +29,12 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.program import Program
-from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import NotSaved
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.news import command_there, say
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
@@ -207,30 +206,11 @@ class RemoteRun(ProcessRun):
             f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
         )
 
-    def submit(
-        self,
-        kind: CallKind,
-        inputs: Tree = None,
-        targets: Tree = None,
-        state: Mapping[str, Tensor] | None = None,
-        *,
-        ema: bool = False,
-    ) -> "Future[Replies]":
-        """Send a call to the workers, and note the position after a training step; return the future of their replies.
-
-        Args:
-            kind: Kind of the call.
-            inputs: Inputs of its batch. Tensors must not be written to afterwards.
-            targets: Targets of its batch; must not be written to either.
-            state: Weights to load.
-            ema: Averages stand for the weights.
-
-        Raises:
-            RunFailed: The run is over.
-        """
-        if kind is CallKind.TRAIN:
-            self._positions.note(self._driver.position.after(kind))
-        return super().submit(kind, inputs, targets, state, ema=ema)
+    def submit(self, call: Call) -> "Future[Replies]":
+        """Send a call as `ProcessRun.submit`, and note the position after a training step."""
+        if call.kind is CallKind.TRAIN:
+            self._positions.note(self._driver.position.after(call.kind))
+        return super().submit(call)
 
     def close(self) -> None:
         """Fetch the weights, and end the run well."""
@@ -264,7 +244,7 @@ class RemoteRun(ProcessRun):
             super().abort(reason, knows_failure=knows_failure, interrupted=interrupted)
 
     def _fetched(self, *, ema: bool) -> dict[str, Tensor]:
-        parts = cast("Mapping[int, dict[str, Tensor]]", self.submit(CallKind.STATE, ema=ema).result())
+        parts = cast("Mapping[int, dict[str, Tensor]]", self.submit(Call(CallKind.STATE, ema=ema)).result())
         return {name: tensor for part in parts.values() for name, tensor in part.items()}
 
     def _start(self, run: str, *, resume: bool) -> LocalProcesses:

@@ -52,6 +52,6 @@ def test_records_that_another_client_replaces_are_named_and_waited_for_and_then_
         with pytest.raises(StoreUnusable, match=r"another client replaced records .*: they are lost. Start the broker"):
             store.put("run", {"id": "a"})
         assert set(received) == {
-            f"key {key} is a string, not a hash: another client replaced it. Delete it, and the run goes on"
+            f"key {key} is a string, not a hash: another client replaced it. Delete it, and the run goes on [SL316]"
         }
         assert client.keys("stageline:{run}:store:*") == []

@@ -165,3 +165,15 @@ def test_a_connection_that_zeromq_itself_ends_is_logged(said: bytes, router: Gua
         router.serve_until_closed(client)
         router.guard.close()
     assert [line["reason"] for line in logged] == ["it ended, or was not of the protocol, and has brought no message"]
+
+
+def test_the_end_of_a_connection_that_has_brought_a_message_is_not_logged(router: GuardedRouter) -> None:
+    with capture_logs() as logged:
+        with HostileClient(router.endpoint) as client:
+            client.send(frame(b"something"))
+            router.take_until(b"something")
+        with HostileClient(router.endpoint, shaken=False) as stranger:
+            stranger.send(GREETING[:20] + 64 * b"?")
+            router.serve_until_closed(stranger)
+        router.guard.close()
+    assert [line["reason"] for line in logged] == ["it ended, or was not of the protocol, and has brought no message"]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.families.layers import StoredNames
+from stageline.pipeline.model.layered.layers import StoredNames
 from support.stored_models import allocated, model, stored_segments, trained
 from support.whole_models import WHOLE_MODELS, gpt2
 

@@ -12,8 +12,7 @@ from stageline.pipeline.model.cut import build_segments
 from stageline.pipeline.model.load import load_source
 from stageline.pipeline.plan import Plan, from_mapping
 from stageline.workers.extras.audit.audit import AuditChoice, audit
-from stageline.workers.extras.audit.audited_model import AuditedModel
-from stageline.workers.extras.audit.crossing import CutCodecs, codecs_at
+from stageline.workers.extras.audit.audited_model import AuditedModel, CutCodecs, codecs_at
 from support.plain_codecs import cut_at, int8
 
 MODEL = """
@@ -111,7 +110,7 @@ def test_with_codecs_it_learns_and_measures_what_a_plain_loop_with_those_at_the_
     sent = model[:2](x).detach().requires_grad_()
     nn.functional.cross_entropy(model[2:](sent), y).backward()
 
-    audited = AuditedModel(given).cut_before(2, codecs=CutCodecs("int8", "bf16"))
+    audited = AuditedModel.of(given).cut_before(2, codecs=CutCodecs("int8", "bf16"))
     audited.train(source, 3)
     crossing, gradients = audited.crossing((x, y))
     assert torch.equal(crossing, int8(sent.detach()))
@@ -120,7 +119,7 @@ def test_with_codecs_it_learns_and_measures_what_a_plain_loop_with_those_at_the_
 
 def test_gradients_of_equal_norms_are_encoded_after_they_were_made_so(folder: Path) -> None:
     given = plan(folder)
-    model = AuditedModel(given).cut_before(2, EqualNormGradients(), CutCodecs("lossless", "bf16"))
+    model = AuditedModel.of(given).cut_before(2, EqualNormGradients(), CutCodecs("lossless", "bf16"))
     _, gradients = model.crossing(load_source(given).batch(0))
     assert torch.equal(gradients, gradients.bfloat16().float())
     assert gradients.norm(dim=1).std() < 0.01 * gradients.norm(dim=1).mean()

@@ -126,7 +126,7 @@ def test_memory_in_the_way_is_named_with_the_stage_and_by_how_much() -> None:
     assert str(refused.value) == (
         "memory: no cut and no order of machines fits. With 21 % more on each it would: stage 0, of layers layer 0 to "
         'layer 1, would then take 24 bytes at "b", which has 20 for each worker. Give a host more memory or more '
-        "workers, add a host, or take smaller microbatches"
+        "workers, add a host, or take smaller microbatches [SL108]"
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stageline.pipeline.plan import read_plan
 from stageline.workers.extras.preflight.doctor import CheckResult, Health, examine
-from stageline.workers.launch.trials import try_plan
+from stageline.workers.extras.preflight.trials import try_plan
 from support.fork_server import ForkServer
 from support.workspace import DATA, Workspace
 

@@ -14,7 +14,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import RunFailed
-from stageline.workers.runtime.calls import CallKind, Position
+from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.script.calls.driver import Driver
 from support.programs import queue_named, queued_calls
 
@@ -67,16 +67,16 @@ def put(queues: MemoryQueues) -> list[int]:
 def test_ctrl_c_while_a_call_is_submitted_loses_no_number(driver: Driver, queues: InterruptedQueues) -> None:
     queues.rung = 0
     with pytest.raises(KeyboardInterrupt):
-        driver.submit(CallKind.TRAIN)
+        driver.submit(Call(CallKind.TRAIN))
     assert driver.position == Position(1, 1, 0)
-    driver.submit(CallKind.EVALUATE)
+    driver.submit(Call(CallKind.EVALUATE))
     driver._put_calls()
     assert put(queues) == [0, 1]
     assert driver.position == Position(1, 2, 1)
 
 
 def test_a_third_call_waits_until_the_first_has_its_replies(driver: Driver, queues: InterruptedQueues) -> None:
-    done = [driver.submit(CallKind.EVALUATE) for _ in range(3)]
+    done = [driver.submit(Call(CallKind.EVALUATE)) for _ in range(3)]
     driver._put_calls()
     assert put(queues) == [0, 1]
     reply(driver, queues, 0, None, {"rows": 2})
@@ -94,10 +94,10 @@ def test_a_script_that_leaves_makes_the_calls_that_it_has_submitted_and_no_other
     driver: Driver, queues: InterruptedQueues
 ) -> None:
     """A call that waited for the replies before it was dropped with the stop, and its step with it."""
-    done = [driver.submit(CallKind.TRAIN) for _ in range(3)]
+    done = [driver.submit(Call(CallKind.TRAIN)) for _ in range(3)]
     driver._put_calls()
     assert driver.leave() == 3
-    driver.submit(CallKind.TRAIN)
+    driver.submit(Call(CallKind.TRAIN))
     driver._tell()
     assert driver.progress.called == 3
     driver._commands.append(Stop("left", 75, at_step_end=True, step=3))
@@ -113,18 +113,18 @@ def test_a_script_that_leaves_makes_the_calls_that_it_has_submitted_and_no_other
 def test_a_reply_that_is_gone_with_its_worker_fails_the_run_with_the_way_out(
     driver: Driver, queues: InterruptedQueues
 ) -> None:
-    done = driver.submit(CallKind.PREDICT)
+    done = driver.submit(Call(CallKind.PREDICT))
     driver._put_calls()
     reply(driver, queues, 0, None, emptied())
     with pytest.raises(RunFailed, match=r"the reply of worker 1 to call 0 \(predict\) .* Resume the run"):
         done.result(0)
     with pytest.raises(RunFailed):
-        driver.submit(CallKind.PREDICT)
+        driver.submit(Call(CallKind.PREDICT))
 
 
 def test_replies_that_arrive_late_are_taken_when_the_run_is_over(driver: Driver, queues: InterruptedQueues) -> None:
     """The thread may wait for its turn for so long that the broker has said so already."""
-    loss, end = driver.submit(CallKind.TRAIN), driver.submit(CallKind.STOP)
+    loss, end = driver.submit(Call(CallKind.TRAIN)), driver.submit(Call(CallKind.STOP))
     driver._put_calls()
     answers = {queue_named("loss-1"): 0.5, queue_named("reply-0"): None, queue_named("reply-1"): None}
     (first, *later) = [Message(RUN, key.name, 0, 1, payload) for key, payload in answers.items()]

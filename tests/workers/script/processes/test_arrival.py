@@ -19,7 +19,7 @@ def test_as_long_as_the_broker_does_not_answer_all_workers_are_missing_and_it_is
     ended, client = Mock(**{"is_set.return_value": False}), Mock()
     ended.wait.side_effect = threading.Event().wait
     client.ask.side_effect = BrokerUnreachable("no broker answered")
-    assert await_workers(client, 2, 0.2, ended) == Absence([0, 1], "no broker answered")
+    assert await_workers(client, 2, 0.2, ended) == Absence([0, 1], "no broker answered [SL311]")
     assert client.ask.call_count == ended.wait.call_count
     client.ask.side_effect = [
         BrokerUnreachable("no broker answered"),

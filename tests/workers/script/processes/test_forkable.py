@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from stageline.pipeline.model.traced.apart import has_backward_threads
+from stageline.pipeline.model.layered.apart import has_backward_threads
 from stageline.workers.script.processes.launcher import CannotFork, demand_forkable, gpu_obstacle
 
 _SET_NAME = 15  # of prctl(2)

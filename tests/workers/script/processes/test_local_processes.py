@@ -309,7 +309,7 @@ def test_a_launcher_that_hangs_is_ended_and_leaves_no_run(workspace, run_script)
             return [str(error), len(os.listdir("runs")), threading.active_count()]
 
     error, left, threads = run_script(script).result()
-    assert error.endswith("has started no process within 0.2 s")
+    assert error.endswith("has started no process within 0.2 s [SL511]")
     assert (left, threads) == (0, 1)
     await_end(workspace)
 

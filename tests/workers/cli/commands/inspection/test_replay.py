@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stageline.workers.extras.replay.records import RecordDirectory
+from stageline.workers.extras.recording.records import RecordDirectory
 from support.workspace import MODEL
 
 

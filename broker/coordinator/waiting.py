@@ -1,0 +1,42 @@
+"""Why a run waits, with what can be done about each of its empty places."""
+
+from stageline.broker.ledger.explain import Diagnosis, diagnose
+from stageline.broker.ledger.wait_graph import ClusterState, Vacancy
+
+from .run import RunConfig
+from .script_calls import script_vacancies
+from .state import RunState
+
+
+def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnosis:
+    """Return why the run waits, or why one of its workers does.
+
+    Args:
+        run: The state.
+        now: Seconds since the epoch.
+        worker: The worker's index; None for the whole run.
+    """
+    config = run.config
+    return diagnose(
+        ClusterState(
+            config.schedule,
+            config.placement,
+            run.registry.members,
+            run.replacements.pending,
+            run.ledger,
+            now,
+            config.leases,
+            [_vacancy(config, index) for index in range(len(config.schedule.placement))] + script_vacancies(config),
+        ),
+        worker,
+    )
+
+
+def _vacancy(config: RunConfig, index: int) -> Vacancy:
+    start = f"start `stageline worker CONFIG --broker URL --index {index}`"
+    if config.code is not None:
+        command = f"stageline worker --join URL --index {index}"
+        start = f"on its machine, in the folder with your code, start `{command}`"
+    elif config.supervised:
+        start = "wait: the process that started the broker starts a worker there"
+    return Vacancy(start, start, config.patience, "is given up", replaced=config.restarts > 0)

@@ -1,0 +1,276 @@
+"""The layers of a model that torch.export has traced.
+
+    forward, training   ─┐
+                         ├─ the layers that both have ─> pieces of each ─> layers
+    forward, evaluation ─┘
+
+A module is a layer if its place in the model makes it one and the forward calls it once. What is computed between two
+calls belongs to the layer that was called before it. Places do not depend on where the model is cut:
+
+    model
+      stem          a layer
+      blocks        a list of modules: not a layer itself, since the modules in it are
+        0, 1, ...   layers, whatever is in them
+      encoder       has a list in it: not a layer itself either
+        embed       a layer
+        blocks
+          0, 1, ... layers
+      head          a layer
+
+A layer has its own module. What it needs of elsewhere, such as a parameter that belongs to the model itself, it has as
+single tensors; the last layer also has what no layer needs, since the model's state has it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from stageline.pipeline.errors import ModelRefused
+from stageline.pipeline.model.layered.layers import Layers
+from stageline.pipeline.model_names import near
+from stageline.pipeline.plan.errors import Setting
+from stageline.pipeline.stage.layers.body import evaluating
+from stageline.pipeline.stage.layers.layer import joined
+from stageline.pipeline.stage.layers.skipped_calls import all_hooks
+from stageline.pipeline.tree import Tree, map_leaves
+
+from .comparison import difference_of
+from .export import COMPUTED, Example, Forward, traced_forward
+from .pieces import outer_calls, pieces_of
+from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
+
+_Hooks = Sequence[tuple[str, object]]  # each with its title
+
+
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """The parts of a layer.
+
+    Attributes:
+        names: Names of the parts in the model.
+        places: For each parameter or buffer, by name in the model, the number of its part and the rest of its name.
+    """
+
+    names: tuple[str, ...]
+    places: Mapping[str, tuple[int, str]]
+
+
+def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) -> Layers:
+    """Return the layers of `model` that torch.export finds, for a model of no known family and without `Layers`.
+
+    All modules go on in the modes, training or not, that they are in now.
+
+    Args:
+        model: The model.
+        example: Inputs of a batch: a tensor, a dict of the model's arguments, or a tuple of them; tensors of any dtype,
+            of shape (rows, ...). With 2 rows or more, microbatches may have any number of rows from 2 on; with 1 row,
+            they have 1 row each.
+        within: Names of modules that are no layers: the modules in them are.
+
+    Raises:
+        ModelRefused: The model cannot be traced; the error has torch.export's reason.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise ModelRefused(f"traced() was given a {type(model).__name__}; expected a torch module")
+    inputs, candidates = Example(example), layer_names(model, within)
+    training = traced_forward(model, inputs, candidates)
+    with evaluating(model):
+        evaluation = traced_forward(model, inputs, candidates)
+    return TracedLayers(model, inputs, candidates, training, evaluation)
+
+
+class TracedLayers(Layers):
+    """The layers of a model that torch.export has traced."""
+
+    def __init__(
+        self, model: torch.nn.Module, inputs: Example, candidates: Sequence[str], training: Forward, evaluation: Forward
+    ) -> None:
+        """Make the layers of those candidates that the traced forwards call once.
+
+        Args:
+            model: The model.
+            inputs: Inputs with which it was traced.
+            candidates: Names of the modules that may be layers.
+            training: The forward in training mode.
+            evaluation: The forward in evaluation mode.
+        """
+        self._candidates, self._calls = candidates, training.calls
+        names = _called_once(model, training, evaluation)
+        modes = [pieces_of(forward, names) for forward in (training, evaluation)]
+        needed = [
+            frozenset(name for piece in pieces for name in piece.state.values()) for pieces in zip(*modes, strict=True)
+        ]
+        parts = parts_of_layers(model, names, needed)
+        functions = [
+            _functions(pieces, parts, inputs, forward.output)
+            for pieces, forward in zip(modes, (training, evaluation), strict=True)
+        ]
+        super().__init__(model, [TwoModes(each.names, *both) for each, *both in zip(parts, *functions, strict=True)])
+        self._hooks = all_hooks(model)
+        self.difference = difference_of(model, self.names, self.bound, inputs)
+
+    def check_calls(self) -> None:
+        """Raise `ModelRefused` if the model has other hooks than when it was traced, since those are in the graphs."""
+        now = all_hooks(self.model)
+        if changed := sorted({*_missing(self._hooks, now), *_missing(now, self._hooks)}):
+            raise ModelRefused(
+                f"{', '.join(changed)} {'has' if len(changed) == 1 else 'have'} been added, removed or replaced since "
+                f"the model was traced, and the traced layers do not call the modules: trace it again"
+            )
+
+    def check_cut(self, cut: Sequence[int | str]) -> None:
+        """Raise `ModelRefused` if `cut` names a module of the model at which no layer begins."""
+        for name in (each for each in cut if isinstance(each, str) and each not in self.names):
+            around = next((each for each in self._candidates if f"{name}.".startswith(f"{each}.")), None)
+            if around is not None:
+                raise ModelRefused(
+                    Setting("model.cut", cut),
+                    f": {self._reason(around, name)}. Near it the model can be cut at {near(name, self.names)}",
+                )
+
+    def _reason(self, around: str, name: str) -> str:
+        """Return why no layer begins with the module `name`, which is `around` or in it."""
+        times = self._calls.count(around)
+        if around in self.names:
+            return f'{name} is in the layer {around}; traced(..., within=["{around}"]) makes layers of what is in it'
+        if times == 1:
+            return f"the forward calls {around} in a context of its own, such as torch.no_grad()"
+        return (
+            f"the forward calls {around} {times} times, and a layer once"
+            if times
+            else f"the forward never calls {around}"
+        )
+
+
+def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward) -> list[str]:
+    """Return the modules that are layers, in order.
+
+    The forward in training mode calls them once, and the forward in evaluation mode once or not at all. Raises
+    `ModelRefused` if there is none, or if evaluation has another order.
+    """
+    other = [name for name in outer_calls(evaluation) if evaluation.calls.count(name) == 1]
+    names = [
+        name
+        for name in outer_calls(training)
+        if training.calls.count(name) == 1 and (name in other or name not in evaluation.calls)
+    ]
+    if not names:
+        raise ModelRefused(
+            f"the forward of the {type(model).__name__} calls none of its modules exactly once: there is no layer to "
+            f"cut at. Say where with stageline.Layers (docs/guides/models.md)"
+        )
+    if [name for name in names if name in other] != [name for name in other if name in names]:
+        raise ModelRefused(
+            f"the {type(model).__name__} calls its modules in one order in training mode and in another in evaluation "
+            f"mode. List its layers yourself: stageline.Layers (docs/guides/models.md)"
+        )
+    return names
+
+
+def _missing(hooks: _Hooks, others: _Hooks) -> list[str]:
+    """Return the titles of `hooks` that are not in `others`. Two functions may have the same name."""
+    return [title for title, hook in hooks if not any(title == name and hook is each for name, each in others)]
+
+
+def _functions(
+    pieces: Sequence[TracedPiece], parts: Sequence[LayerParts], inputs: Example, output: Tree
+) -> list[TracedFunction]:
+    """Return the functions of all layers in one mode.
+
+    The first one takes a batch's inputs, and the last one gives the model's `output`.
+    """
+
+    def put(values: Values) -> Tree:
+        found = iter(values)
+        return map_leaves(lambda leaf: next(found) if leaf is COMPUTED else leaf, output)
+
+    last = len(pieces) - 1
+    return [
+        TracedFunction(
+            piece,
+            has.places,
+            inputs.taken if number == 0 else tuple,
+            put if number == last else tuple,
+            inputs.check,
+        )
+        for number, (piece, has) in enumerate(zip(pieces, parts, strict=True))
+    ]
+
+
+def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:
+    """Return the names of the modules that are layers of `model`, if its forward calls them once.
+
+    The modules called `within` are no layers: their children are. Raises `ModelRefused` if there is no such module.
+    """
+    there = [name for name, _ in model.named_modules()][1:]
+    for name in within:
+        if name not in there:
+            raise ModelRefused(
+                f"within = {list(within)}: the {type(model).__name__} has no module {name}; its names include "
+                f"{near(name, there)}"
+            )
+    opened = {name[:end] for name in within for end in (*_dots(name), len(name))}
+    return list(_layers_in(model, "", opened, listed=False))
+
+
+def _layers_in(module: torch.nn.Module, name: str, opened: set[str], *, listed: bool) -> Iterator[str]:
+    """Yield the names of the layers in `module`, which is called `name`.
+
+    `listed` is True if the module is in a list, or in a module that is.
+    """
+    for key, child in module.named_children():
+        path = joined(name, key)
+        if _is_list(child):
+            yield from _layers_in(child, path, opened, listed=True)
+        elif path in opened or (not listed and any(map(_is_list, child.modules()))):
+            yield from _layers_in(child, path, opened, listed=listed)
+        else:
+            yield path
+
+
+def _is_list(module: torch.nn.Module) -> bool:
+    if isinstance(module, torch.nn.Sequential):
+        return len(module) > 0 and type(module).forward is torch.nn.Sequential.forward
+    return isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
+
+
+def _dots(name: str) -> Iterator[int]:
+    return (place for place, sign in enumerate(name) if sign == ".")
+
+
+def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequence[frozenset[str]]) -> list[LayerParts]:
+    """Return the parts of the layers; the last layer also gets what no layer needs.
+
+    Args:
+        model: The model.
+        names: Names of the layers.
+        needed: Names of the parameters and buffers that each layer needs.
+    """
+    aliases = _aliases(model)
+    found = [_parts(name, sorted(keys), aliases) for name, keys in zip(names, needed, strict=True)]
+    held = [part for parts in found for part in parts.names]
+    left = tuple(key for key in aliases if not any(key == part or key.startswith(f"{part}.") for part in held))
+    return [*found[:-1], LayerParts((*found[-1].names, *left), found[-1].places)]
+
+
+def _parts(name: str, needed: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> LayerParts:
+    own = {
+        key: alias.removeprefix(f"{name}.") for key in needed for alias in aliases[key] if alias.startswith(f"{name}.")
+    }
+    others = [key for key in needed if key not in own]
+    places = {key: (0, rest) for key, rest in own.items()}
+    return LayerParts((name, *others), places | {key: (number, "") for number, key in enumerate(others, 1)})
+
+
+def _aliases(model: torch.nn.Module) -> dict[str, list[str]]:
+    """Return all names of each parameter and buffer, by each of its names."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in _state(model):
+        names.setdefault(id(tensor), []).append(name)
+    return {name: names[id(tensor)] for name, tensor in _state(model)}
+
+
+def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
