@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from stageline.pipeline import schedule
 
-from . import stage_checks, staying, training_checks
+from . import script_checks, stage_checks, staying, training_checks
 from .errors import PlanError, Setting
 from .keys.models import PlanTables
 from .keys.stages import MOST_LISTED
@@ -215,7 +215,7 @@ _ORDER = ("schedule.name", "schedule.mode", "schedule.window", "schedule.times",
 
 _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("run.steps", "run.epochs"), training_checks.length),
-    (("data.source", "model.metrics"), training_checks.scripted),
+    (("data.source", "model.metrics"), script_checks.metrics),
     (("data.source", "data.dataset", *_DATASET), training_checks.data),
     (_STAGES, training_checks.number_of_stages),
     (("model.balance", "model.stage_memory", *_STAGES), training_checks.balance),

@@ -1,14 +1,11 @@
 """Checks of a plan's training: how long, on which data and in which mode a run trains, and when it evaluates."""
 
-import re
 from collections.abc import Iterator
 
 from .errors import PlanError
 from .keys.models import PlanTables
 from .keys.stages import MOST_MICROBATCHES
 from .traits import BALANCED, PIPEDREAM
-
-SCRIPT_SUMS = ("rows", "loss")  # results of an evaluation for a script, besides the metrics
 
 WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
 
@@ -22,15 +19,6 @@ def length(plan: PlanTables) -> Iterator[PlanError]:
             yield PlanError("run.steps", "set how long to train: steps = 1000, or epochs = 10")
         case int(), int(epochs):
             yield PlanError("run.steps", f"epochs = {epochs} is given too; keep one of the two")
-
-
-def scripted(plan: PlanTables) -> Iterator[PlanError]:
-    """Yield an error for each metric of a script with the name of a sum that every evaluation returns: rows or loss."""
-    for name in plan.model.metrics if plan.scripted else ():
-        if (function := re.split("[:.]", name)[-1]) in SCRIPT_SUMS:
-            yield PlanError(
-                "model.metrics", f"every evaluation returns {function} already; rename the function of {name}"
-            )
 
 
 def evaluation(plan: PlanTables) -> Iterator[PlanError]:

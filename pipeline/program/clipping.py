@@ -23,6 +23,11 @@ class NormClipping:
     A worker takes the norms of its last stage first, and clips its first stage first.
     """
 
+    @classmethod
+    def of(cls, norm: float | None) -> "tuple[NormClipping, ...]":
+        """Return the pass that clips by `norm`; none for None."""
+        return () if norm is None else (cls(),)
+
     def lower(self, program: Program) -> Program:
         """Return `program` with norms and clips.
 

@@ -30,6 +30,16 @@ class Evaluation:
     may_end: bool = False
     by_credit: bool = True
 
+    @classmethod
+    def of(cls, batches: int, patience: int | None = None) -> "tuple[Evaluation, ...]":
+        """Return the pass of a run that evaluates by itself; none for a run that does not.
+
+        Args:
+            batches: Batches of each round; 0 for a run without rounds.
+            patience: Rounds without a better one after which the run ends; None if it never does.
+        """
+        return (cls(may_end=patience is not None),) if batches else ()
+
     def lower(self, program: Program) -> Program:
         """Return `program` with evaluated batches and, in a run that may end early, queues of verdicts."""
         schedule = program.schedule

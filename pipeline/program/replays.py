@@ -34,6 +34,11 @@ class Replays:
 
     first: int
 
+    @classmethod
+    def of(cls, first: int | None) -> "tuple[Replays, ...]":
+        """Return the pass of a run that replays from step `first` on; none for None."""
+        return () if first is None else (cls(first),)
+
     def lower(self, program: Program) -> Program:
         """Return `program` with a section of steps that replay."""
         made = _Replayed(program)

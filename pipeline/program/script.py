@@ -8,13 +8,19 @@ script  <-- reply-0, reply-1 --  each worker: to any other call
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .evaluation import Evaluation
 from .operations import FEW, Per, Queue
-from .program import Program
+from .program import Pass, Program
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptCalls:
     """Pass for a run whose batches come with a script's calls."""
+
+    @classmethod
+    def of(cls, *, scripted: bool) -> tuple[Pass, ...]:
+        """Return the passes of a run whose batches a script brings, evaluated ones too; none for another run."""
+        return (Evaluation(by_credit=False), cls()) if scripted else ()
 
     def lower(self, program: Program) -> Program:
         """Return `program` with the queues of calls, losses and replies."""

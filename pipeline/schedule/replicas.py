@@ -63,6 +63,11 @@ class Replicas:
     shares: Shares
     microbatches: int
 
+    @classmethod
+    def single(cls, stages: int) -> "Replicas":
+        """Return one copy of each of `stages` stages, which runs every microbatch."""
+        return cls(((1,),) * stages, 0)
+
     @property
     def stages(self) -> int:
         """Number of stages of the model."""
@@ -102,8 +107,8 @@ class Replicas:
         return self.places[copy][0]
 
     def having(self, stage: int, microbatch: int) -> int:
-        """Return the copy of `stage` that has the microbatch."""
-        return self._having[stage][microbatch]
+        """Return the copy of `stage` that has the microbatch; the first one, `stage`, if no copy has it to itself."""
+        return self._having[stage].get(microbatch, stage)
 
     @cached_property
     def several(self) -> bool:

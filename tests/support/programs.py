@@ -7,10 +7,9 @@ from typing import TypeVar
 from msgspec.structs import replace as replace_queue
 
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import Evaluation, Pass, Queue, Replays, SumExchange, compile_program
+from stageline.pipeline.program import Evaluation, Pass, Queue, Replays, ScriptCalls, SumExchange, compile_program
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.runtime.call_sequence import QueuedCalls
-from stageline.workers.runtime.job import SCRIPTED
 from stageline.workers.runtime.orders import FixedSchedule
 from stageline.workers.runtime.plan_calls import NO_ROUNDS, PlanCalls
 
@@ -27,8 +26,7 @@ def calls_of(
 ) -> PlanCalls:
     """`steps` of a schedule with what `passes` add, and with what the rest asks for."""
     wanted = [*passes, SumExchange()]
-    if rounds.batches:
-        wanted.append(Evaluation(may_end=criterion is not None and criterion.patience is not None))
+    wanted += Evaluation.of(rounds.batches, (criterion or Criterion()).patience)
     if replayed_from is not None and replayed_from < steps:
         wanted.append(Replays(replayed_from))
     program = compile_program(schedule, wanted)
@@ -37,7 +35,7 @@ def calls_of(
 
 def queued_calls(schedule: Schedule, passes: Sequence[Pass] = ()) -> QueuedCalls:
     """The calls of a script to the workers of a schedule, with what `passes` add."""
-    return QueuedCalls(compile_program(schedule, [*passes, SumExchange(), *SCRIPTED]))
+    return QueuedCalls(compile_program(schedule, [*passes, SumExchange(), *ScriptCalls.of(scripted=True)]))
 
 
 def queue_named(name: str, count: int = 1) -> Queue:

@@ -122,9 +122,7 @@ def broker_addresses(ctx: click.Context, parameter: click.Parameter, begun: str)
 
 def settings(ctx: click.Context, parameter: click.Parameter, begun: str) -> Items:
     """Return tables of a plan, their keys once a table is named, and the values of a key that has few."""
-    from stageline.pipeline.plan.keys.models import plan_schema
-
-    known = dict(_keys(plan_schema()))
+    known = plan_keys()
     key, is_set, _ = begun.partition("=")
     if is_set:
         return _fitting((f"{key}={value}" for value in _values(key, known.get(key, {}))), begun)
@@ -132,6 +130,13 @@ def settings(ctx: click.Context, parameter: click.Parameter, begun: str) -> Item
     if "." in begun:
         return _fitting(whole, begun)
     return _fitting(dict.fromkeys(f"{each.partition('.')[0]}." if "." in each else each for each in whole), begun)
+
+
+def plan_keys() -> dict[str, Mapping[str, Any]]:
+    """Return every key of a plan with its schema; stages and workers stand as number 0. Imports pydantic."""
+    from stageline.pipeline.plan.keys.models import plan_schema
+
+    return dict(_keys(plan_schema()))
 
 
 def _fitting(words: Iterable[str], begun: str, *, files: bool = False) -> Items:
@@ -176,7 +181,7 @@ def _tables(where: str | None) -> Mapping[str, Any]:
 
 
 def _keys(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every key of a plan with its schema; stages and workers stand as number 0."""
+    """Yield every key of `schema` with its own."""
     for table, facts in schema["properties"].items():
         numbered = list(facts.get("patternProperties", {}).values())
         refs = [each["$ref"] for each in (facts, *facts.get("anyOf", ()), *numbered) if "$ref" in each]

@@ -4,7 +4,7 @@ No line is wider than 80 columns, or than a narrower terminal of 52 columns or m
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
@@ -12,6 +12,7 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 
+from .completion import plan_keys
 from .output import suggestion
 
 MEANINGS = {
@@ -69,6 +70,23 @@ class Command(click.Command):
         super().__init__(*arguments, **more)
         self.examples, self.codes = tuple(examples), codes
         self.own_options = {name: heading for heading, names in (groups or {}).items() for name in names}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments; the message about an unknown option that is a key of the plan says how to set it."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            key = error.option_name.lstrip("-").replace("-", "_")
+            named = [each for each in self._settable() if key in (each, each.rpartition(".")[2])]
+            if not named:
+                raise
+            ways = " or ".join(f"--set {each}=VALUE" for each in named)
+            raise click.UsageError(f"there is no option {error.option_name}: a plan has it as {ways}", ctx) from error
+
+    def _settable(self) -> Iterator[str]:
+        """Yield the keys of a plan if the command takes --set."""
+        if any("--set" in each.opts for each in self.params):
+            yield from plan_keys()
 
     def heading(self, option: click.Parameter) -> str:
         """Return the heading of an option; "Options" if it has none."""
@@ -143,5 +161,14 @@ class CommandGroup(Command, click.Group):
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None and not ctx.resilient_parsing:
             path = f"{ctx.command_path} {name}".removeprefix("stageline ")
-            ctx.fail(f"there is no command {path}; {suggestion(name, self.list_commands(ctx))}")
+            meant = " or ".join(self._inner(ctx, name))
+            hint = f"did you mean {meant}?" if meant else suggestion(name, self.list_commands(ctx))
+            ctx.fail(f"there is no command {path}; {hint}")
         return super().resolve_command(ctx, args)
+
+    def _inner(self, ctx: click.Context, name: str) -> Iterator[str]:
+        """Yield the commands of this name, each with the group that holds it."""
+        for outer in self.list_commands(ctx):
+            found = self.get_command(ctx, outer)
+            if isinstance(found, click.Group) and name in found.commands:
+                yield f"{outer} {name}"

@@ -123,13 +123,14 @@ class Executor:
             last: Number of the model's last stage, the one with the loss.
             metrics: Functions of outputs and targets, by name. Evaluation reports means over rows.
             ema: True if evaluation measures the averages of the weights.
-            replicas: All copies of stages, of which `stages` are some, if stages have several.
+            replicas: All copies of stages, of which `stages` are some; by default each stage has one.
         """
         self.stages = stages
         self.feed = feed
         self.last = last
         self.metrics = metrics
-        self.losses = StepLosses(last, stages, replicas)
+        self._replicas = replicas or Replicas.single(last + 1)
+        self.losses = StepLosses(last, stages, self._replicas)
         self.loss: float | None = None  # of the last step, on the worker that has the last stage
         self.gradient_norm: float | None = None  # likewise, if gradients are clipped
         self.rows = 0  # likewise
@@ -137,7 +138,6 @@ class Executor:
         self.sums = Sums()  # of what was evaluated so far
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
-        self._replicas = replicas
         self.computes: dict[
             tuple[int, str], Compute
         ] = {}  # by copy and kind of operation, within the built-in features
@@ -185,8 +185,8 @@ class Executor:
 
     def _built_in(self) -> list[Feature]:
         """Return the features that any run may need. They wrap nothing where a stage has no use for them."""
-        sums: list[Feature] = [] if self._replicas is None else [SummedReplicas(self._replicas, self.losses)]
-        return [*sums, SharedGradients(), ClippedGradients(self.last, self.losses.total)]
+        sums = SummedReplicas(self._replicas, self.losses)
+        return [sums, SharedGradients(), ClippedGradients(self.last, self.losses.total)]
 
     def _core(self, stage: Stage) -> dict[str, Compute]:
         """Return the functions by which `stage` computes each kind of operation by itself."""

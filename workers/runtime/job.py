@@ -50,11 +50,12 @@ from stageline.pipeline.stage.stage import Stage
 
 from .call_sequence import QueuedCalls
 from .calls import CallFeed
-from .demands import demand_prefix, demand_staying, made_order, order_of
 from .executor import Executor, Metric
 from .feature_pass import FeaturePass, check_lowered, demand_handlers
 from .orders import StepOrders
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
+from .prefix import cached_stages, demand_prefix, made_order, order_of
+from .staying import demand_staying
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -122,8 +123,7 @@ class Job:
                 f"there are no rows to evaluate: what {plan.data.origin} names holds none back. Have its held_out() "
                 "return some, or leave the table [evaluation] out",
             )
-        order = order_of(plan, feed) if plan.caches_prefix else None
-        length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch, order)
+        length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch, order_of(plan, feed))
         return replace(self, own_feed=feed, length=length)
 
     def only(self, copies: Iterable[int]) -> "Job":
@@ -132,7 +132,7 @@ class Job:
         Stages whose rows are kept stay, too: they run again where their rows are lost.
         """
         stages = map(self.schedule.replicas.stage, copies)
-        kept = {*stages, *(range(self.schedule.first_trainable) if self.plan.caches_prefix else ())}
+        kept = {*stages, *cached_stages(self.plan, self.schedule.first_trainable)}
         segments = [part if part.index in kept else replace(part, layers=()) for part in self.segments]
         return replace(self, segments=segments)
 
@@ -158,21 +158,20 @@ class Job:
         feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
         ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
         parts = made, feed, self.program.last, self.metrics
-        executor = Executor(*parts, ema=ema, replicas=self.schedule.replicas if self.schedule.shares else None)
+        executor = Executor(*parts, ema=ema, replicas=self.schedule.replicas)
         demand_handlers(self.program, executor.computes.keys())
         return executor
 
     @cached_property
     def program(self) -> Program:
         """The operations of each worker, with the windows and codecs of queues."""
-        passes = [*self.passes]
-        if self.plan.scripted:
-            passes += SCRIPTED
-        elif self.rounds.batches:
-            criterion = self.plan.criterion
-            passes.append(Evaluation(may_end=criterion is not None and criterion.patience is not None))
-        if self.replayed_from is not None:
-            passes.append(Replays(self.replayed_from))
+        criterion = self.plan.criterion or Criterion()
+        passes = (
+            *self.passes,
+            *ScriptCalls.of(scripted=self.plan.scripted),
+            *Evaluation.of(self.rounds.batches, criterion.patience),
+            *Replays.of(self.replayed_from),
+        )
         made = compile_program(self.schedule, passes)
         return made.requeued(lambda queue: replace_queue(queue, window=queue.window or self._bound(queue))).requeued(
             lambda queue: coded_queue(self.plan, self.schedule, queue)
@@ -302,8 +301,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     schedule, passes = schedule_of(plan, segments), passes_of(plan, segments)
     program = compile_program(schedule, passes)
     demand_staying(plan, program)
-    if plan.caches_prefix:
-        demand_prefix(plan, segments, schedule.first_trainable)
+    demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     verdict = check_lowered(program, Costs.even(schedule.stages, frozen=frozen_stages(segments)))
@@ -318,16 +316,13 @@ def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
 def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
     """Return what the model and the plan add to every step of the plan's schedule. Raises `ModelRefused`."""
     ties = TiedStages(ties_of(segments, plan.schedule.mode), plan.schedule.tied)
-    clips = (NormClipping(),) if plan.clips else ()
-    return (ties, *clips, SumExchange(tuple(frozen_stages(segments))), *map(FeaturePass, load_features(plan)))
-
-
-SCRIPTED = (Evaluation(by_credit=False), ScriptCalls())  # what a script's calls add
+    sums = SumExchange(tuple(frozen_stages(segments)))
+    return (ties, *NormClipping.of(plan.optimizer.clip_norm), sums, *map(FeaturePass, load_features(plan)))
 
 
 def scripted_program(plan: Plan, segments: Sequence[Segment]) -> Program:
     """Return the program of a script's workers. Raises `ModelRefused`, and `ScheduleRefused`."""
-    return compile_program(schedule_of(plan, segments), (*passes_of(plan, segments), *SCRIPTED))
+    return compile_program(schedule_of(plan, segments), (*passes_of(plan, segments), *ScriptCalls.of(scripted=True)))
 
 
 def _steps_of_epochs(plan: Plan, batches: int) -> int:

@@ -71,13 +71,13 @@ class MicrobatchLoss:
 class StepLosses:
     """The losses of the microbatches of the open step, in their order."""
 
-    def __init__(self, last: int, copies: Collection[int], replicas: Replicas | None = None) -> None:
+    def __init__(self, last: int, copies: Collection[int], replicas: Replicas) -> None:
         """Begin a step.
 
         Args:
             last: Number of the model's last stage, the one with the loss.
             copies: Copies of stages that this worker has.
-            replicas: All copies, if stages have several.
+            replicas: All copies of all stages.
         """
         self.last = last
         self._copies = copies
@@ -145,5 +145,5 @@ class StepLosses:
 
     def _culprit(self, step: int, number: int, loss: Tensor) -> Culprit | None:
         """Return the microbatch whose loss is not finite; None if another replica has it."""
-        copy = self.last if self._replicas is None else self._replicas.having(self.last, number)
+        copy = self._replicas.having(self.last, number)
         return Culprit(step, Action(Kind.FORWARD, copy, number), loss) if copy in self._copies else None

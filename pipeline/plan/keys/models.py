@@ -78,11 +78,6 @@ class PlanTables(Section):
         return self.data.source == SCRIPT_BATCHES
 
     @property
-    def clips(self) -> bool:
-        """True if gradients are clipped by their norm over all stages."""
-        return self.optimizer.clip_norm is not None
-
-    @property
     def caches_prefix(self) -> bool:
         """True if the output of the frozen first stages in the first epoch is kept for all later epochs."""
         return bool(self.model.prefix_cache)

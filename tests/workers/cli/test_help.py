@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.app import FIRST_DAY, PURPOSES, run, stageline
 from stageline.workers.cli.help import Command
+from support.paths import DOCS
 from support.workspace import PLAN, Workspace
 
 RUN = "runs/digits-20260131-101500-1f0c"
@@ -164,6 +167,16 @@ def test_the_code_with_which_a_command_exits_is_one_that_its_help_lists(
     assert code in command_of(words).codes
 
 
+def test_no_help_waits_for_the_imports_of_torch_or_pydantic() -> None:
+    slow = "{'torch', 'pydantic'} & sys.modules.keys()"
+    code = (
+        f"import sys; from stageline.workers.cli.app import run; [run([*each.split(), '--help']) for each in {EVERY}]"
+    )
+    ended = subprocess.run([sys.executable, "-c", f"{code}; print({slow})"], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "set()"
+    assert ended.stdout.count("Usage: stageline ") == len(EVERY)
+
+
 def test_every_command_is_listed_once_by_its_purpose_with_a_whole_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     listed = [name for names in PURPOSES.values() for name in names]
     assert sorted(listed) == stageline.list_commands(click.Context(stageline))
@@ -185,3 +198,10 @@ def test_without_a_command_the_five_of_a_first_day_are_shown_and_how_to_see_all(
     assert len(PURPOSES[FIRST_DAY]) == 5
     assert re.findall(r"^  (\w+)  .*\.$", printed.err, re.MULTILINE) == list(PURPOSES[FIRST_DAY])
     assert "stageline --help" in printed.err
+
+
+def test_the_page_of_commands_has_them_in_the_order_of_the_help() -> None:
+    table = (DOCS / "reference/commands.md").read_text().partition("| command |")[2].partition("\n\n")[0]
+    rows = [re.findall(r"^\| ([\w ]*) ?\| \[`(\w+)", line)[0] for line in table.splitlines() if "[`" in line]
+    assert [purpose.strip() for purpose, _ in rows if purpose.strip()] == list(PURPOSES)
+    assert list(dict.fromkeys(name for _, name in rows)) == [name for names in PURPOSES.values() for name in names]

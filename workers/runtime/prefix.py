@@ -1,4 +1,4 @@
-"""Demands that only a plan's model or data can break: on stages that stay at home, and on a prefix that is cached.
+"""Demands of a cached prefix on the plan's model and data, and the order of its samples.
 
 Rows of a cached prefix are kept by sample, so their order has to travel to a worker that has no data.
 """
@@ -13,29 +13,10 @@ from stageline.pipeline.model.plan_stage import tapped_layers
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.model.side_effects import impure_modules
 from stageline.pipeline.plan import Plan, PlanError
-from stageline.pipeline.program import Program
-
-
-def demand_staying(plan: Plan, program: Program) -> None:
-    """Raise `PlanRefused` if a stage that stays at home shares parameters with one elsewhere.
-
-    The parameters' values, and the gradients of both, would be sent.
-    """
-    home = program.schedule.owner(0)
-    for queue in program.queues.values() if plan.data.stays else ():
-        pair = [stage for stage in (queue.source, queue.target) if stage is not None]
-        leaves_home = [stage for stage in pair if program.schedule.owner(stage) != home]
-        if queue.flow == "total" and leaves_home and set(pair) & set(plan.data.stays or ()):
-            raise plan.refused(
-                "data.stays",
-                f"stages {pair[0]} and {pair[1]} share parameters, and stage {leaves_home[0]} is at worker "
-                f"{program.schedule.owner(leaves_home[0])}: their gradients would leave worker {home}. Give each "
-                "stage parameters of its own, or cut so that one machine has all that share them",
-            )
 
 
 def demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int) -> None:
-    """Raise `PlanRefused` if a prefix of stages cannot be cached.
+    """Raise `PlanRefused` if the plan caches a prefix of stages that cannot be cached.
 
     Args:
         plan: The plan.
@@ -44,6 +25,8 @@ def demand_prefix(plan: Plan, segments: Sequence[Segment], first_trainable: int)
             draws random numbers, counts, or is tapped.
     """
     key = "model.prefix_cache"
+    if not plan.caches_prefix:
+        return
     if not first_trainable:
         raise plan.refused(key, _no_prefix(segments))
     wrong = [PlanError(key, reason) for reason in impure_modules(segments[:first_trainable])]
@@ -77,8 +60,11 @@ def _no_prefix(segments: Sequence[Segment]) -> str:
 def order_of(plan: Plan, feed: Feed) -> SampleOrder | None:
     """Return the order of samples in the batches; None for a source of the user's own, which may draw in any order.
 
-    Raises `PlanRefused` for a source that does not say which samples its batches have.
+    Returns None for a plan without a cached prefix: nothing asks for its order. Raises `PlanRefused` for a source that
+    does not say which samples its batches have.
     """
+    if not plan.caches_prefix:
+        return None
     if feed.numbered is None:
         raise plan.refused(
             "model.prefix_cache",
@@ -95,3 +81,8 @@ def order_of(plan: Plan, feed: Feed) -> SampleOrder | None:
 def made_order(order: SampleOrder) -> Order:
     """Return the order that the record `order` describes."""
     return Order(order.count, order.batch_size, order.seed, shuffle=order.shuffle)
+
+
+def cached_stages(plan: Plan, first_trainable: int) -> range:
+    """Return the stages whose rows the plan keeps: those before `first_trainable`, or none."""
+    return range(first_trainable if plan.caches_prefix else 0)
