@@ -25,10 +25,10 @@ import pytest
 from stageline.pipeline.model.own_schedule import read_plan
 from stageline.pipeline.plan import from_mapping
 from support.fork_server import ForkServer
+from support.page_terminal import Names, PageTerminal, Typed, typed
 from support.pages import Block, blocks, named_files, outside_blocks
 from support.paths import DOCS, EXAMPLES, ROOT
 from support.redis_server import shared_server
-from support.terminal import Names, Terminal, Typed, typed
 from support.workspace import PLAN, Workspace
 
 FOLDERS = ("start", "guides", "concepts")
@@ -87,7 +87,7 @@ class ShownPage:
         self._folder = workspace.folder
         self._names: dict[str, Any] = {"__name__": page.stem}
         self._learnt = Names()
-        self._terminals: dict[str, Terminal] = {}
+        self._terminals: dict[str, PageTerminal] = {}
         self._files: dict[str, str] = {}
         self._here = Here(page)
         for name in ("stageline.toml", "model.py", "data.py"):
@@ -168,12 +168,12 @@ class ShownPage:
             terminal.varies = block.varies
             terminal.type(Typed(one.command, shown), again=any(each.going for each in others))
 
-    def _terminal(self, title: str) -> Terminal:
+    def _terminal(self, title: str) -> PageTerminal:
         if title not in self._terminals:
             here = not title or title.startswith("terminal")
             folder = self._folder if here else self._machine(title.partition(",")[0])
             environment = {**os.environ, "TMPDIR": str(self._workspace.temporary)}
-            self._terminals[title] = Terminal(folder, environment, self._fork_server, self._learnt)
+            self._terminals[title] = PageTerminal(folder, environment, self._fork_server, self._learnt)
         return self._terminals[title]
 
     def _machine(self, title: str) -> Path:

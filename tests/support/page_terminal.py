@@ -93,7 +93,7 @@ def _rest(words: str) -> str:
 
 
 @dataclass
-class Terminal:
+class PageTerminal:
     """A shell in `folder`. The last command of a block may go on while other terminals are used."""
 
     folder: Path
