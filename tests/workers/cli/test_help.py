@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -163,6 +165,16 @@ def test_the_code_with_which_a_command_exits_is_one_that_its_help_lists(
     words = next(each for each in sorted(EVERY, key=len, reverse=True) if arguments.startswith(each))
     assert workspace.here(*arguments.split()) == code
     assert code in command_of(words).codes
+
+
+def test_no_help_waits_for_the_imports_of_torch_or_pydantic() -> None:
+    slow = "{'torch', 'pydantic'} & sys.modules.keys()"
+    code = (
+        f"import sys; from stageline.workers.cli.app import run; [run([*each.split(), '--help']) for each in {EVERY}]"
+    )
+    ended = subprocess.run([sys.executable, "-c", f"{code}; print({slow})"], capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines()[-1] == "set()"
+    assert ended.stdout.count("Usage: stageline ") == len(EVERY)
 
 
 def test_every_command_is_listed_once_by_its_purpose_with_a_whole_sentence(capsys: pytest.CaptureFixture[str]) -> None:
