@@ -1,7 +1,9 @@
 """The public API: documented name by name, and every code block of its page runs as it stands."""
 
 import contextlib
+import importlib
 import json
+import re
 import subprocess
 import sys
 
@@ -40,6 +42,12 @@ def test_the_three_files_of_a_plan_are_trained_as_they_stand(workspace: Workspac
 def test_every_public_name_is_documented_on_the_page_and_where_it_is_defined(name):
     assert f"\n::: stageline.{name}\n" in PAGE.read_text()
     assert name == "Batch" or getattr(stageline, name).__doc__  # a type alias has no docstring
+
+
+def test_every_entry_of_the_page_is_defined_where_it_says():
+    for entry in re.findall(r"^::: (\S+)$", PAGE.read_text(), re.MULTILINE):
+        module, _, name = entry.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), entry
 
 
 def test_a_name_that_is_not_public_is_refused_with_the_public_ones():

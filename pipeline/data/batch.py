@@ -98,8 +98,16 @@ def rows(tree: Tree) -> int:
 def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
     """Cut every tensor of `tree` along dimension 0 as `torch.tensor_split` does; the slices are views.
 
-    The first `rows % microbatches` slices have one row more than the others; with fewer rows than microbatches the
-    last ones are empty. Plain values are the same in every microbatch. Raises `DataError` as `rows` does.
+    Args:
+        tree: Tree of tensors of any dtype whose dimension 0 counts rows. Plain values are the same in every microbatch.
+        microbatches: Number of slices.
+
+    Returns:
+        Trees in the order of rows. The first `rows % microbatches` have one row more than the others; with fewer rows
+        than microbatches the last ones are empty.
+
+    Raises:
+        DataError: `tree` has no tensor, or its tensors have different numbers of rows.
     """
     rows(tree)
     if isinstance(tree, torch.Tensor):

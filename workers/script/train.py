@@ -23,7 +23,12 @@ from stageline.workers.runs.owner import StartingRun
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """Finished run: `result` is what `stageline train --json` prints, `folder` contains the run's files."""
+    """Finished run.
+
+    Attributes:
+        result: Result, as `stageline train --json` prints it.
+        folder: Folder with the run's files.
+    """
 
     result: Result
     folder: Path
@@ -31,7 +36,8 @@ class Trained:
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return the trained weights under the unsplit model's names, on the CPU; with `ema`, their averages.
 
-        Raises `FileNotFoundError` for averages of a plan without optimizer.ema_decay.
+        Raises:
+            FileNotFoundError: The run keeps no averages; its plan has no `optimizer.ema_decay`.
         """
         return load_weights(self.folder, ema=ema)
 

@@ -103,10 +103,17 @@ def _delivered(tensor: Tensor, codec: str) -> Tensor:
 
 
 class AddNoise(nn.Module):
-    """Layer that adds normal noise with the deviation of its input's numbers, times `share`."""
+    """Layer that adds normal noise to its input, in training and evaluation.
+
+    Args:
+        share: Deviation of the noise, as a share of the deviation of the input's numbers; above 0.
+
+    Raises:
+        ValueError: `share` is not above 0.
+    """
 
     def __init__(self, share: float) -> None:
-        """Create the layer. Raises `ValueError` if `share` is not above 0."""
+        """Keep `share`."""
         super().__init__()
         self.share = _positive("share", share)
 
@@ -120,10 +127,17 @@ class AddNoise(nn.Module):
 
 
 class ClipRows(nn.Module):
-    """Layer that scales rows whose Euclidean norm is above `norm` down to it."""
+    """Layer that scales rows with a larger Euclidean norm than `norm` down to it.
+
+    Args:
+        norm: Largest norm of a row; above 0.
+
+    Raises:
+        ValueError: `norm` is not above 0.
+    """
 
     def __init__(self, norm: float) -> None:
-        """Create the layer. Raises `ValueError` if `norm` is not above 0."""
+        """Keep `norm`."""
         super().__init__()
         self.norm = _positive("norm", norm)
 

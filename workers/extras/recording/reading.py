@@ -46,11 +46,16 @@ class NoTaps(TapsUnusable):
 
 @dataclass(frozen=True, slots=True)
 class TappedMicrobatch:
-    """Output of one layer for one microbatch of training step `step`, or of evaluated batch `step`.
+    """Output of one layer for one microbatch.
 
-    `activations` is a tensor if the layer returns one; otherwise a dict of its tensors by their places, such as "[0]"
-    or "['mask']". `targets` has the same form, or is None if there are none. `samples` are the numbers of the rows in
-    the data, int64 [rows]; None if the source did not tell them.
+    Attributes:
+        step: Training step, or number of the evaluated batch.
+        microbatch: Number of the microbatch in the step.
+        evaluation: True if the microbatch was evaluated, not trained on.
+        activations: Tensor if the layer returns one; otherwise a dict of its tensors by their places, such as "[0]" or
+            "['mask']".
+        samples: Numbers of the rows in the data, int64 [rows]; None if the source did not tell them.
+        targets: Targets in the form of `activations`; None if there are none.
     """
 
     step: int
@@ -70,9 +75,14 @@ class TappedMicrobatch:
 class TappedLayer:
     """Output of one layer for all rows that were tapped, in the order of steps.
 
-    `activations`, `samples` and `targets` have the form that they have in `TappedMicrobatch`, with shape [rows, ...];
-    of tensors in a dict, those whose dimension 0 counts rows. `steps` and `microbatches` tell where each row was: int64
-    [rows].
+    Attributes:
+        name: Name of the layer.
+        activations: As in `TappedMicrobatch`, with shape [rows, ...]; of tensors in a dict, those whose dimension 0
+            counts rows.
+        samples: Numbers of the rows in the data, int64 [rows]; None if the source did not tell them.
+        targets: As in `TappedMicrobatch`, with shape [rows, ...].
+        steps: Training step of each row, or number of its evaluated batch, int64 [rows].
+        microbatches: Microbatch of each row, int64 [rows].
     """
 
     name: str
@@ -84,7 +94,10 @@ class TappedLayer:
 
 
 def read_taps(run: str | Path) -> "Taps":
-    """Return the tapped outputs of the run whose folder is `run`. Tensors are read when they are asked for.
+    """Return the tapped outputs of a run. Tensors are read when they are asked for.
+
+    Args:
+        run: Folder of the run.
 
     Raises:
         NoTaps: The folder has no tapped outputs.
