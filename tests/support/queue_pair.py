@@ -26,7 +26,7 @@ Found = TypeVar("Found")
 LIMIT = 20.0  # seconds that a test waits for what must come
 
 
-def queue_of(name: str, *, count: int = 4, window: int = 8, per: Per = Per.MICROBATCH) -> Queue:
+def queue_of(name: str, *, count: int = 4, window: int | None = 8, per: Per = Per.MICROBATCH) -> Queue:
     """A queue from one worker to the next, as data."""
     return Queue(name=name, producer=0, consumer=1, source=0, target=1, per=per, count=count, window=window)
 

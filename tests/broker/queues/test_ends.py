@@ -87,8 +87,8 @@ def test_a_full_producer_waits_reports_it_and_goes_on_when_there_is_room(worker:
 
 
 def test_an_inbound_queue_needs_a_window(worker: MakeWorker) -> None:
-    with pytest.raises(ValueError, match="evaluation-4 has window=0"):
-        worker(1).inbound(queue_of("evaluation-4", window=0))
+    with pytest.raises(ValueError, match="evaluation-4 has no window"):
+        worker(1).inbound(queue_of("evaluation-4", window=None))
 
 
 def test_an_end_is_made_once(worker: MakeWorker) -> None:
