@@ -64,7 +64,7 @@ def _anchors(text: str) -> Iterator[str]:
         yield re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
 
 
-class Names(ast.NodeVisitor):
+class DefinedNames(ast.NodeVisitor):
     """The names that the product's files define, and the members and bases of classes by name."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ def _defined(tree: ast.AST) -> Iterator[str]:
 
 def test_a_member_or_a_definition_that_a_page_names_is_there(files: frozenset[str]) -> None:
     """Readers look for `Stash.kept` and for `read_header` in `message.py`; code moves, and pages do not."""
-    names = Names()
+    names = DefinedNames()
     for top in ("pipeline", "broker", "workers"):
         for path in (ROOT / top).rglob("*.py"):
             names.read(path)
@@ -118,7 +118,7 @@ def test_a_member_or_a_definition_that_a_page_names_is_there(files: frozenset[st
     assert not wrong
 
 
-def _is_defined_in(name: str, file: str, names: Names) -> bool:
+def _is_defined_in(name: str, file: str, names: DefinedNames) -> bool:
     return any(f"/{path}".endswith(f"/{file}") and name in found for path, found in names.defined.items())
 
 
