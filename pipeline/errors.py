@@ -13,7 +13,7 @@ from .printable import bounded
 
 LONGEST_TEXT = 4000  # characters of an exception's text: escaped, they leave room for its place in what is shown
 
-_CODE = re.compile(r"\[SL\d{3}\]")  # the code of an error, as messages show it
+_CODE = re.compile(r" \[SL\d{3}\]")  # the code of an error, as messages show it
 
 # Python's own attributes: a user's class may have attributes of the same names, which raise.
 _TRACEBACK, _CAUSE = BaseException.__dict__["__traceback__"], BaseException.__dict__["__cause__"]
@@ -178,6 +178,11 @@ class GroupLost(StageError):
     """
 
     error_code = "SL209"
+
+
+def without_code(text: str) -> str:
+    """Return a text without the code of an error, for an error that quotes it and helps more by its own code."""
+    return _CODE.sub("", text)
 
 
 def raised_by_user_code(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The public API: documented name by name, and every code block of its pages and of README.md runs as it stands."""
+"""The public API: documented name by name, and every code block of its page runs as it stands."""
 
 import contextlib
 import importlib
@@ -11,34 +11,20 @@ import pytest
 
 import stageline
 from support.pages import code_blocks, named_files
-from support.paths import DOCS, ROOT
+from support.paths import DOCS
 from support.workspace import Workspace
 
 PAGE = DOCS / "reference/api.md"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [
-        PAGE,
-        DOCS / "guides/data.md",
-        pytest.param(DOCS / "guides/models.md", marks=pytest.mark.slow),
-        pytest.param(DOCS / "guides/taps.md", marks=pytest.mark.slow),
-        DOCS / "guides/own-model.md",
-        ROOT / "README.md",
-    ],
-    ids=lambda page: page.name,
-)
-def test_the_code_of_a_page_runs_from_top_to_bottom(page, workspace: Workspace, monkeypatch):
+def test_the_code_of_the_page_runs_from_top_to_bottom(workspace: Workspace, monkeypatch):
     monkeypatch.syspath_prepend(workspace.folder)  # as a script has its own folder
-    names: dict[str, object] = {"__name__": page.stem}
-    for name, text in named_files(page).items():
-        workspace.write(name, text)
-        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)  # imported by another page
+    names: dict[str, object] = {"__name__": PAGE.stem}
     with contextlib.chdir(workspace.folder), workspace.forking():
-        for block in code_blocks(page):
-            exec(compile(block, page.name, "exec", dont_inherit=True), names)  # noqa: S102  # our own page
-    assert code_blocks(page)
+        for block in code_blocks(PAGE):
+            exec(compile(block, PAGE.name, "exec", dont_inherit=True), names)  # noqa: S102  # our own page
+    assert code_blocks(PAGE)
+    assert not named_files(PAGE)
 
 
 def test_the_three_files_of_a_plan_are_trained_as_they_stand(workspace: Workspace):

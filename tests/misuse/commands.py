@@ -212,7 +212,7 @@ ROWS = (
         slow=True,
     ),
     played("`why` of a stage too many", beside_a_run("why", "--stage", "9"), "there is no stage 9", code=2, slow=True),
-    words("`queue` with a wrong word", "queue", "lss", said=("no such command 'lss'. Did you mean 'ls'?",)),
+    words("`queue` with a wrong word", "queue", "lss", said=("there is no command queue lss; did you mean ls?",)),
     words("`replay` without a microbatch", "replay", ".", *PLACE, said=("missing option '--microbatch'",)),
     words("`replay` of a folder without a run", "replay", "/usr", *PLACE, "--microbatch", "0", said=NO_PLAN, code=78),
     played(

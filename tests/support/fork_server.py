@@ -73,6 +73,13 @@ class ForkServer:
         """Starts `stageline` with these arguments, in `folder`, in a session of its own."""
         return self._start({"arguments": arguments, "folder": str(folder), "environment": dict(environment)})
 
+    def start_logged(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], output: int
+    ) -> Child:
+        """The same, or after the word "script" a user's script; all that it writes goes to the descriptor `output`."""
+        request = {"arguments": list(arguments), "folder": str(folder), "environment": dict(environment)}
+        return Child(int(self._ask(request, output, output)["pid"]))
+
     def call(self, function: str, *arguments: object) -> ForkedCommand:
         """Starts a process that calls `function`, "support.producer_process:main", with these arguments as text."""
         words = [*map(str, arguments)]

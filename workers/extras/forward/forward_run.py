@@ -22,7 +22,7 @@ from typing import Any, cast
 import torch
 
 from stageline.pipeline.data import Batch, Feed, rows
-from stageline.pipeline.errors import DataError, ModelRefused, StagelineError
+from stageline.pipeline.errors import DataError, ModelRefused, StagelineError, without_code
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.loss import Loss
@@ -169,7 +169,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         try:
             yield
         except (RunFailed, ComputeFailed) as error:
-            reason = error.reason if isinstance(error, RunFailed) else str(error)
+            reason = without_code(error.reason if isinstance(error, RunFailed) else str(error))
             layer = next((name for name in self._model.layer_names if f"layer {name}:" in reason), None)
             what = "" if layer is None else f". Layer {layer} is {_described(self._model.module, layer)}"
             raise ForwardFailed(f"{reason}{what}. The batch is {describe(inputs)}", error.exit_code) from error
