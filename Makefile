@@ -67,9 +67,9 @@ bench: .venv/checks
 	$(BIN)/python -m benchmarks
 
 # Size, names, tests, composition, and the files that a microbatch and a heartbeat pass. ROOT=... measures another
-# checkout, HITS=--hits lists every place that is counted.
+# checkout, HITS=--hits lists every place that is counted, WRITE=--write puts these files into ARCHITECTURE.md.
 shape: .venv/checks
-	$(BIN)/python -m benchmarks.shape $(ROOT) $(HITS)
+	$(BIN)/python -m benchmarks.shape $(ROOT) $(HITS) $(WRITE)
 
 # Needs a Docker engine with Compose; BASE_IMAGE names the interpreter's image if it is not python:3.11-slim.
 docker-test: .venv/checks

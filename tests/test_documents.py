@@ -1,6 +1,8 @@
-"""The pages name files and folders that are there."""
+"""The pages name files and folders that are there, and classes with members that they have."""
 
+import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,8 @@ TOPS = ("benchmarks", "broker", "docker", "docs", "examples", "pipeline", "tests
 PATH = re.compile(rf"(?<![\w/.:-])(?:{'|'.join(TOPS)})/[\w./-]*\w")  # also in a command; not in an address
 FILE = re.compile(r"`([\w./-]+\.(?:py|md))`")
 LINK = re.compile(r"\]\(([^)\s]*)\)")
+MEMBER = re.compile(r"`([A-Z]\w*)\.(\w+)(?:\(\))?`")
+PLACED = re.compile(r"`(\w+)(?:\.\w+)?`\s+in\s+`([\w/]+\.py)`")  # a name and the file that defines it
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 # In docs: files that a reader has, or has mistyped.
 OTHERS = "compared.md"  # names files of other projects
@@ -58,6 +62,64 @@ def _anchors(text: str) -> Iterator[str]:
     for heading in HEADING.findall(text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
         yield re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
+
+
+class DefinedNames(ast.NodeVisitor):
+    """The names that the product's files define, and the members and bases of classes by name."""
+
+    def __init__(self) -> None:
+        self.defined: dict[str, set[str]] = defaultdict(set)  # by file
+        self.members: dict[str, set[str]] = defaultdict(set)
+        self.bases: dict[str, set[str]] = defaultdict(set)
+
+    def read(self, path: Path) -> None:
+        tree = ast.parse(path.read_text())
+        self.defined[str(path.relative_to(ROOT))] = {*_defined(tree)}
+        self.visit(tree)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.members[node.name] |= {*_defined(node)}
+        self.bases[node.name] |= {*re.findall(r"\w+", " ".join(map(ast.unparse, node.bases)))} - {node.name}
+        self.generic_visit(node)
+
+    def has(self, name: str, member: str) -> bool:
+        """Return True if the class has the member, or has a base from elsewhere, which may have it."""
+        if name not in self.bases:
+            return False
+        return member in self.members[name] or any(self.has(base, member) for base in self.bases[name])
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+            case ast.ImportFrom(names=imported):
+                yield from (alias.name for alias in imported)
+            case _:
+                pass
+
+
+def test_a_member_or_a_definition_that_a_page_names_is_there(files: frozenset[str]) -> None:
+    """Readers look for `Stash.kept` and for `read_header` in `message.py`; code moves, and pages do not."""
+    names = DefinedNames()
+    for top in ("pipeline", "broker", "workers"):
+        for path in (ROOT / top).rglob("*.py"):
+            names.read(path)
+    wrong = []
+    for page in PAGES:
+        text = page.read_text()
+        known = [found for found in MEMBER.findall(text) if found[0] in names.bases]
+        wrong += [(page.name, *found) for found in known if not names.has(*found)]
+        placed = [found for found in PLACED.findall(text) if page.name != OTHERS and found[1] not in USERS]
+        wrong += [(page.name, *found) for found in placed if not _is_defined_in(*found, names)]
+    assert not wrong
+
+
+def _is_defined_in(name: str, file: str, names: DefinedNames) -> bool:
+    return any(f"/{path}".endswith(f"/{file}") and name in found for path, found in names.defined.items())
 
 
 def test_the_pages_are_looked_for_where_they_are() -> None:

@@ -222,12 +222,6 @@ def test_every_folder_and_file_of_the_product_is_on_the_ladder() -> None:
     assert all((ROOT / name).exists() for name in DECIDING)
 
 
-def test_the_architecture_lists_every_room() -> None:
-    listed = (ROOT / "ARCHITECTURE.md").read_text().partition("\n## Rooms\n")[2].partition("\n## ")[0]
-    named = {*re.findall(r"^    ([\w/]+) ", listed, re.MULTILINE), *re.findall(r"\(([\w/]+)\)", listed)}
-    assert set(LADDER) <= named
-
-
 def test_no_room_imports_one_that_is_built_on_it() -> None:
     order = list(LADDER)
     arrows = {(name, other) for name, path in files().items() for other in needs(path)}

@@ -1,20 +1,29 @@
-"""`python -m benchmarks.shape [ROOT] [--hits]`: the table of the checkout at ROOT (this one if not given)."""
+"""`python -m benchmarks.shape [ROOT] [--hits]`: the table of the checkout at ROOT (this one if not given).
+
+`--write` traces a run, too, and rewrites the tables of ARCHITECTURE.md there; `--sentences` rewrites them without one:
+the ways keep their files.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from . import composition, counts
+from . import composition, counts, page
 from .ways import ways
 
 CORE_EXCEPT = ("workers/extras",)  # what is built on the public names and the feature protocol alone
 
 
 def main() -> None:
-    arguments = [word for word in sys.argv[1:] if word != "--hits"]
+    arguments = [word for word in sys.argv[1:] if not word.startswith("--")]
     root = Path(arguments[0] if arguments else ".").resolve()
+    if "--sentences" in sys.argv:
+        _write(root)
+        return
     passed = ways(root)
+    if "--write" in sys.argv:
+        _write(root, passed)
     for name, value in (*_sizes(root), *_composition(root, passed)):
         print(f"{name:72} {value}")
     for kind, found in passed.items():
@@ -24,6 +33,13 @@ def main() -> None:
     if "--hits" in sys.argv:
         _list("conditionals on a feature", composition.conditionals(root))
         _list("attributes of other objects assigned", composition.foreign_assignments(root))
+
+
+def _write(root: Path, passed: Mapping[str, Sequence[str]] | None = None) -> None:
+    """Rewrite the tables of ARCHITECTURE.md, with the files `passed` on each way, or with those that it lists."""
+    path = root / page.PAGE
+    text = path.read_text()
+    path.write_text(page.written(text, root, page.listed(text) if passed is None else passed))
 
 
 def _sizes(root: Path) -> list[tuple[str, object]]:

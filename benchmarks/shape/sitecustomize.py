@@ -15,11 +15,11 @@ TRACED = 1  # the worker, and its stage
 
 
 class Way:
-    """Collects the product's files that have a line executed, in this thread, between `begin` and `end`."""
+    """Collects the product's files in the order in which this thread first executes them, from `begin` to `end`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.files: set[str] = set()
+        self.files: dict[str, None] = {}
         self.open = self.done = False
         self.reports = 0  # of finished steps, before and on the way
 
@@ -36,14 +36,14 @@ class Way:
         self.open, self.done = False, True
         root = os.environ["SHAPE_ROOT"]
         product = tuple(os.path.join(root, name) + os.sep for name in ("pipeline", "broker", "workers"))
-        real = {os.path.realpath(name) for name in self.files}
-        ours = sorted(os.path.relpath(name, root) for name in real if name.startswith(product))
+        real = dict.fromkeys(map(os.path.realpath, self.files))
+        ours = [os.path.relpath(name, root) for name in real if name.startswith(product)]
         with open(os.path.join(os.environ["SHAPE_OUT"], f"{self.kind}.txt"), "w") as file:
             file.write("\n".join(ours))
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
         if self.open and event in ("line", "call"):
-            self.files.add(frame.f_code.co_filename)
+            self.files[frame.f_code.co_filename] = None
         return self._line
 
 

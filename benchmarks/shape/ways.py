@@ -54,7 +54,10 @@ def batches(batch_size, seed):
 
 
 def ways(root: Path) -> dict[str, list[str]]:
-    """The files of the checkout at `root` on each way, from one real run. Raises `RuntimeError` if the run fails."""
+    """Return the files of the checkout at `root` on each way, in the order in which one real run executes them.
+
+    Raises `RuntimeError` if the run fails.
+    """
     with tempfile.TemporaryDirectory(prefix="stageline-shape-") as name:
         folder = Path(name)
         (folder / "stageline.toml").write_text(PLAN.format(steps=STEPS))
@@ -62,8 +65,8 @@ def ways(root: Path) -> dict[str, list[str]]:
         (folder / "data.py").write_text(DATA)
         _run(root, folder)
         found = {kind: _files(root, folder, kind) for kind in ("microbatch", "heartbeat-worker", "heartbeat-broker")}
-    heartbeat = sorted({*found["heartbeat-worker"], *found["heartbeat-broker"]})
-    return {"microbatch": found["microbatch"], "heartbeat": heartbeat}
+    heartbeat = dict.fromkeys([*found["heartbeat-worker"], *found["heartbeat-broker"]])
+    return {"microbatch": found["microbatch"], "heartbeat": list(heartbeat)}
 
 
 def _run(root: Path, folder: Path) -> None:

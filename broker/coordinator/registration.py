@@ -166,7 +166,10 @@ def has_lost_its_start(run: RunState, hello: Hello) -> bool:
 
 
 def _stand_by(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
-    """Keep the Hello, unless too many stand by already. Its settings are dropped, since they are the run's."""
+    """Keep the sender of `hello` on standby, unless too many processes stand by already.
+
+    The settings in the Hello are dropped, since they are the run's.
+    """
     key, standby = process_key(hello), run.standby
     if key in standby or len(standby) < MOST + len(run.config.placement):
         standby[key] = Contact(msgspec.structs.replace(hello, settings={}), sender, now, _came(run, hello, now))

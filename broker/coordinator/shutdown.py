@@ -42,7 +42,8 @@ def stop(run: RunState, request: StopRun, now: float) -> None:
 
     Args:
         run: The state.
-        request: The request to stop. With `over` it only dismisses the broker; before the run's end it is then refused.
+        request: The request to stop. With `over` it only dismisses the broker; before the run's end it then changes
+            nothing, and is counted as an anomaly.
         now: Seconds since the epoch.
     """
     outcome = run.outcome
@@ -91,7 +92,8 @@ def update_outcome(run: RunState, outcome: RunOutcome) -> None:
 def note_finished(run: RunState, member: Member, finished: Finished, now: float) -> None:
     """Note that `member` has finished, and end the run if it was the last one.
 
-    A worker whose steps are not all in the ledger does not count as finished; see `check_finished`.
+    A worker whose steps are not all in the ledger does not count as finished; see `check_finished`. A
+    script that says so is counted as an anomaly. After the run's end, the sender is told again to stop.
 
     Args:
         run: The state.

@@ -76,7 +76,7 @@ class Member:
 
     @property
     def gone(self) -> str:
-        """The subject of a sentence about the member's loss."""
+        """The subject of a sentence about the member's loss: "worker 1 (stage 1), worker-1 (pid 101, host a),"."""
         return f"{self.label}, {self.process},"
 
     @property
@@ -86,7 +86,7 @@ class Member:
 
     @property
     def resumes(self) -> str:
-        """The end of a sentence about a lost member's successor that is at work; "" before it reports work."""
+        """The end of a sentence about a lost member's successor: "computes again"; "" before it reports an action."""
         return "computes again" if self.report is not None and self.report.actions else ""
 
     @property
@@ -100,7 +100,7 @@ class Member:
         return now - self.last_progress if at_work else 0.0
 
     def ago(self, now: float) -> str:
-        """Return the age of the member's last message for people."""
+        """Return the age of the member's last message for people: "0.4 s ago"."""
         return f"{max(0.0, now - self.last_seen):.1f} s ago"
 
     def starting(self, silence: float) -> str:

@@ -37,7 +37,7 @@ def may_take(claim: int | None, index: int, stages: Sequence[int]) -> bool:
     Args:
         claim: The index that the process claims; None for any worker's place.
         index: The place's index.
-        stages: The place's stages.
+        stages: The place's stages; empty for the script's place.
     """
     return claim == index or (claim is None and bool(stages))
 

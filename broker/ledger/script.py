@@ -14,22 +14,22 @@ class ScriptMember(Member):
 
     @property
     def title(self) -> str:
-        """The script for people."""
+        """The script's name in messages: "the script"."""
         return SCRIPT
 
     @property
     def gone(self) -> str:
-        """The subject of a sentence about the script's loss."""
+        """The beginning of a sentence about the script's loss: "the script is gone: script (pid 102, host desk)"."""
         return f"the script is gone: {self.process}"
 
     @property
     def resumes(self) -> str:
-        """The end of a sentence about a lost script's successor: it computes nothing."""
+        """The end of a sentence about a lost script's successor, which computes nothing: "is there again"."""
         return "is there again"
 
     @property
     def unable_to_finish(self) -> str:
-        """The reason for which the script cannot have finished."""
+        """The reason for which the script cannot have finished, continuing a sentence about it."""
         return "has no stages, and says that it has finished them"
 
     def stalled(self, now: float) -> float:

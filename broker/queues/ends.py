@@ -291,7 +291,7 @@ class LinkedQueues(QueueEnds):
                 return found
 
     def _poll(self, until: float) -> bool:
-        """Wait for an arrival, a due request, a `ring` or time `until`; process arrivals. Return True if it rang."""
+        """Wait for arrivals, a due request, `ring` or monotonic time `until`; process arrivals. Return True if rung."""
         self._send_requests()
         now, links, fd = monotonic(), self._links.values(), self._wakeup.fd
         arriving = {link.handle: link for link in links if link.handle is not None}

@@ -165,7 +165,7 @@ def _numbered(source: object) -> NumberedSource | None:
 
 
 def _as_many(samples: torch.Tensor, count: int, what: str) -> torch.Tensor:
-    """Return the samples of a microbatch. Raises `DataError` if there are not as many as rows."""
+    """Return `samples`. Raises `DataError` unless there are `count`, the number of rows of `what`."""
     if len(samples) != count:
         raise DataError(f"samples gave {len(samples)} numbers for the {count} rows of {what}")
     return samples

@@ -24,7 +24,7 @@ InFlight = Callable[[int], Sequence[int] | None]  # number of stages -> most mic
 def best_partition(layers: int, stages: int, cost: Cost) -> list[int] | None:
     """Return the edges of `stages` parts of which the dearest costs least; None if no partition is allowed.
 
-    Of several such partitions it is always the same one.
+    The choice among several such partitions is always the same.
 
     Args:
         layers: Number of layers.

@@ -59,7 +59,8 @@ def place_of(row: int, cell: int) -> str:
 def rows_of(text: str) -> tuple[str, ...]:
     """Return the rows of a CSV file, one for each line up to the last that is not empty.
 
-    Quotes and spaces are removed from cells.
+    Cells are separated by commas; quotes and spaces around their texts are removed. An empty line between others
+    is an empty row.
     """
     rows = [",".join(cell.strip().strip('"').strip() for cell in line.split(",")) for line in text.splitlines()]
     while rows and not rows[-1].strip(","):
@@ -163,7 +164,7 @@ def _chain(circle: Sequence[Listed], places: Mapping[Action, Listed]) -> str:
 
 
 def faults(rows: Sequence[str], shape: Shape) -> list[str]:
-    """Return every fault of the first kind of which there is any; empty for rows that can be run."""
+    """Return all faults of the first kind that is found; empty for rows that can be run."""
     found = listed(rows)
     checks: tuple[Callable[[], Iterator[str]], ...] = (
         lambda: unknown_cells(rows),

@@ -185,7 +185,7 @@ def in_flight(name: str, replicas: Replicas, window: Sequence[int] | None) -> li
     Args:
         name: Name of the schedule.
         replicas: Copies of the stages.
-        window: Microbatches in flight by stage, for the schedule "window".
+        window: Microbatches in flight by stage, for the schedule "window"; the copies of a stage share them.
     """
     counts = [len(each) for each in replicas.shares]
     own = [2 * count if count > 1 else 1 for count in counts]
@@ -309,7 +309,10 @@ class _Copy:
 
 
 def _in_order(copies: Sequence[_Copy]) -> Iterator[Action]:
-    """Yield all actions in the order of their start: a worker that has several copies runs them in this order."""
+    """Yield all actions in the order of their start, in which a worker that has several copies runs them.
+
+    Of actions that start at once, backwards come first, then lower microbatches.
+    """
     done: _Done = {}
     while ready := [each for copy in copies for each in copy.candidates(done)]:
         start, _, _, copy, action = min(ready)

@@ -146,7 +146,7 @@ class CommandGroup(Command, click.Group):
                 formatter.write_dl([(name.ljust(widest), said) for name, said in self.summaries(ctx, names)])
 
     def by_purpose(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Return the names of the commands by the heading under which they are listed."""
+        """Return the names of the commands by the heading of the help that lists them: all under "Commands"."""
         return {"Commands": self.list_commands(ctx)}
 
     def summaries(self, ctx: click.Context, names: Iterable[str]) -> list[tuple[str, str]]:

@@ -272,12 +272,12 @@ def answer_about(where: str | None, broker: str | None, query: str, **of: str) -
 
     Args:
         where: Folder of a run, or a plan; None for the newest run in ./runs.
-        broker: Address of the only broker to ask, or None.
+        broker: Address of the only broker to ask, in place of `where` and its records; None for the run's own.
         query: Question, such as "status".
         **of: Parameters of the question.
 
     Raises:
-        BrokerUnreachable: No broker answers, and there are no records.
+        BrokerUnreachable: `broker` does not answer; without it, no broker of the run does, and it has no records.
         CommandFailed: The question is refused.
         QueryRefused, PlanRefused, RecordsDamaged, StoreUnusable: The records cannot answer.
     """

@@ -297,9 +297,9 @@ def _waiting_for_server(facts: Facts) -> str:
 
 
 def _fault(facts: Facts) -> str:
-    """Return the present fault of the broker or of a worker; "" if there is none.
+    """Return the present fault of the broker, or else of the first worker that has one; "" if there is none.
 
-    Its seconds are left out, so that it is told once.
+    The fault's seconds, which change, are left out, so that it is told once.
     """
     faults = [
         ("the broker", facts.get("fault")),

@@ -153,7 +153,7 @@ class Joining:
     def _consider(self, assigned: Assigned) -> Assigned | None:
         """Return the place, or None if the snapshots to begin with are gone.
 
-        In that case the broker's records are old; the next hello tells it so.
+        In that case the broker's records are old; the next Hello says so.
         """
         self._enter(assigned.run)
         disk = self._identity.disk

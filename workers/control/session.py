@@ -309,7 +309,10 @@ class Session:
             yield msgspec.structs.replace(self._finished, incarnation=self.reporter.incarnation)
 
     def unsent(self) -> Iterator[WorkerMessage]:
-        """Yield the messages of the outbox, for this beat or for the last one before the channel closes."""
+        """Take all messages out of the outbox, and yield those to send now, under the present incarnation.
+
+        `Finished` is only noted: `due` yields it after the last report.
+        """
         while self._outbox:
             message = self._outbox.popleft()
             if isinstance(message, Finished):

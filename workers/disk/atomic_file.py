@@ -78,7 +78,10 @@ def draft_of(path: Path) -> Path:
 
 
 def publish(draft: Path, path: Path) -> None:
-    """Rename a draft that is on the disk to `path`: a file may replace another, a folder may not."""
+    """Rename a draft that is on the disk to `path`; once this returns, `path` survives a power failure.
+
+    A file may replace a file, a folder only an empty folder. Raises `OSError`.
+    """
     draft.replace(path)
     sync(path.parent)
 
@@ -86,7 +89,7 @@ def publish(draft: Path, path: Path) -> None:
 def remove_folder(path: Path) -> None:
     """Remove a folder in one instant for all readers.
 
-    Files that cannot be deleted stay as a draft. Raises `OSError`.
+    Files that cannot be deleted stay in a folder with the name of a draft. Raises `OSError`.
     """
     shutil.rmtree(path.rename(draft_of(path)), ignore_errors=True)
 

@@ -223,7 +223,10 @@ def _note(tensor: torch.Tensor) -> Note:
 
 
 def _restored(name: str, stored: torch.Tensor, note: Note, packed: bool, make: Make) -> torch.Tensor:
-    """Return the tensor as it lay or, if `packed`, row-major. Raises `ValueError` for an impossible note."""
+    """Return the tensor with the layout in `note` or, if `packed`, row-major.
+
+    Raises `ValueError`, which names the tensor, for a layout that `stored` cannot have had.
+    """
     if wrong := _fault(tuple(stored.shape), stored.dtype, note):
         raise ValueError(f"{name} is damaged: {wrong}")
     tensor = torch.view_as_complex(stored) if note.complex else stored

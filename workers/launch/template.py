@@ -187,7 +187,7 @@ class _Running:
     def end(self) -> None:
         """End the template process, which removes the sockets first.
 
-        One that has forked nothing gets no time, since it may still be importing torch.
+        A template that has forked nothing is killed at once, since it may still be importing torch.
         """
         self._requests.close()
         self.process.end(EXIT_TIMEOUT if self._asked else 0.0)

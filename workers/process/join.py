@@ -126,7 +126,7 @@ def _difference(file: str, wanted: str, folder: Path) -> str | None:
 
 
 def _named(file: str) -> str:
-    """Return a name from the broker as messages show it: shortened, and without characters that a terminal obeys."""
+    """Return a name from the broker as messages show it: shortened, and quoted with escapes if not printable."""
     short = file if len(file) <= _LONGEST else f"{file[:_LONGEST]}..."
     return short if short.isprintable() and short else repr(short)
 

@@ -36,7 +36,11 @@ class Ending:
 
 
 def ending_of(run: RecordedRun) -> Ending:
-    """Return the state of `run` in words, and the command that continues it."""
+    """Return the state of `run` in words, and what the user can do.
+
+    The action names the command that resumes a run with snapshots, and the command that begins another one in place of
+    a run without. The action on a finished run is nothing, on a running one to wait.
+    """
     reason = run.outcome.reason if run.outcome is not None else ""
     match run.state:
         case RecordedState.FINISHED:

@@ -75,7 +75,7 @@ class CallSource:
 
     @property
     def done(self) -> int:
-        """The number of calls of a script that have been carried out."""
+        """The number of calls of the script that have been carried out; 0 in a run that no script calls."""
         return 0
 
     def next(self, timeout: float) -> Iterator[Instruction] | None:

@@ -357,7 +357,7 @@ def _counting_epochs(plan: Plan) -> str:
 
 
 def _loader_for(job: Job, worker: int | None) -> Callable[[Plan], Source]:
-    """Return the function that opens the data that `worker` needs. One without a place may get any."""
+    """Return the function that opens the data that `worker` needs; inputs and targets for None or a script."""
     placement = job.schedule.placement
     if job.plan.data.targets is None or worker is None or worker >= len(placement):
         return load_source

@@ -160,7 +160,7 @@ class WorkerLoop:
 
     @property
     def calls(self) -> int:
-        """The number of a script's calls that are done."""
+        """The number of calls of the script that are done; 0 in a run that no script calls."""
         return self._calls.done
 
     @property

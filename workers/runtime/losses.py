@@ -121,7 +121,7 @@ class StepLosses:
     def total(self, step: int) -> float | None:
         """Return the loss of the step; None if it has no rows.
 
-        Raises `BadMicrobatch` if a loss is not finite.
+        Raises `BadMicrobatch` if a microbatch's loss, or their sum, is not finite.
         """
         counted = [loss for loss in self._losses if loss is not None]
         value = reduce(add, counted).item() if counted else None

@@ -84,5 +84,5 @@ def made_order(order: SampleOrder) -> Order:
 
 
 def cached_stages(plan: Plan, first_trainable: int) -> range:
-    """Return the stages whose rows the plan keeps: those before `first_trainable`, or none."""
+    """Return the stages whose outputs the plan caches: those before `first_trainable`, or none."""
     return range(first_trainable if plan.caches_prefix else 0)

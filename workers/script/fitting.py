@@ -178,7 +178,10 @@ class Fit:
         self._standing = Standing(options.criterion).after_all(self._found.items())
 
     def run(self) -> Fitted:
-        """Run the fit and tell each callback of its end. Raises what the line and the callbacks raise."""
+        """Run the fit, and call each callback's `on_end`, the last callback's first, also after an error.
+
+        Raises what the line and the callbacks raise.
+        """
         ended: Fitted | None = None
         try:
             self._train()

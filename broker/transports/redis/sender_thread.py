@@ -37,7 +37,7 @@ class Batch:
     begun: bool = False
 
     def send_now(self, link: RedisLink) -> None:
-        """Send what the system takes without waiting."""
+        """Send the bytes that the system takes without waiting; the others stay in `packed`."""
         self.packed, self.begun = link.send_now(self.packed), True
 
     def send(self, link: RedisLink) -> None:

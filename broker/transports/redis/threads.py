@@ -59,7 +59,7 @@ class SharedEnds:
     failure: Exception | None = None
 
     def __post_init__(self) -> None:
-        """Make `changed` of `lock`."""
+        """Make the condition `changed`, whose lock is `lock`."""
         self.changed = threading.Condition(self.lock)
 
     def close(self, failure: Exception | None = None) -> None:

@@ -178,7 +178,10 @@ class Dialer(InboundLink):
         raise BadMessage(f"a packet of {len(packet)} bytes that is no message")
 
     def _map(self, packet: memoryview, descriptors: Sequence[int]) -> None:
-        """Map shared memory in place of the former. Raises `BadMessage`."""
+        """Map the producer's shared memory, which a packet has brought, in place of the former.
+
+        Raises `BadMessage` if the packet does not have exactly one descriptor.
+        """
         if len(packet) != NUMBER.size or len(descriptors) != 1:
             raise BadMessage(f"shared memory with {len(descriptors)} descriptors; is the limit of open files reached?")
         former, self._memory = self._memory, SharedMemory.received(descriptors[0], NUMBER.unpack(packet)[1])

@@ -209,7 +209,7 @@ class SchedulePlan(Section):
 
     @property
     def in_step(self) -> int:
-        """Number of microbatches in a step."""
+        """Number of microbatches in a step: those of all its `accumulate` batches."""
         return self.microbatches * self.accumulate
 
 

@@ -53,7 +53,7 @@ class LayerTimes:
 
     @property
     def until(self) -> list[float]:
-        """Seconds of all layers before each layer, and at the end of all layers."""
+        """Running sum of the seconds: entry k is the sum over the layers before layer k, the last entry over all."""
         return [0.0, *accumulate(self.seconds)]
 
 

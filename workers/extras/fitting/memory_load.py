@@ -38,7 +38,10 @@ class StageLoad:
     offloaded: int = 0
 
     def beside(self, other: "StageLoad") -> "StageLoad":
-        """Return the load of this stage and another in one process."""
+        """Return the load of this stage and another in one process.
+
+        Each number is the sum, except `working`, the larger one: only one stage works at a time.
+        """
         return StageLoad(
             self.held + other.held,
             max(self.working, other.working),
@@ -88,7 +91,7 @@ class WorkerRoom:
         return max(self.model, sum(self.parts(load).values()))
 
     def fits(self, load: StageLoad) -> bool:
-        """Return True if the worker's peak with this load is within the limit, less its reserve."""
+        """Return True if there is no limit, or the worker's peak with this load is within it, less its reserve."""
         return self.limit is None or self.peak(load) <= foreseen_within(self.limit)
 
     def is_tight(self, plain: StageLoad) -> bool:
@@ -165,13 +168,13 @@ Options = Sequence[StageOption]  # of one stage
 
 
 def beside(loads: Loads, others: Loads) -> Loads:
-    """Return the sum of two loads, by worker."""
+    """Return the loads of two stages together, by worker; see `StageLoad.beside`."""
     nothing = StageLoad()
     return {worker: loads.get(worker, nothing).beside(others.get(worker, nothing)) for worker in {*loads, *others}}
 
 
 def fit(loads: Loads, workers: Sequence[WorkerRoom]) -> bool:
-    """Return True if no worker takes more than its limit allows."""
+    """Return True if the load of every worker fits, by `WorkerRoom.fits`."""
     return all(workers[worker].fits(load) for worker, load in loads.items())
 
 

@@ -88,9 +88,11 @@ class TapWriter(WorkerFeature):
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
         """Return `compute`, wrapped so that the outputs of tapped layers, samples and targets are written.
 
+        Returns `compute` itself where nothing is to be written.
+
         Args:
             stage: Stage that is computed.
-            kind: Kind of its actions; only forwards are tapped.
+            kind: Kind of the stage's actions; only forwards are tapped.
             compute: Function that carries out an instruction.
         """
         if kind != Kind.FORWARD or not (stage.index in self._layers or stage.index == self._executor.last):
