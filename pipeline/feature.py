@@ -212,7 +212,7 @@ def demand_hooks(feature: Feature) -> None:
     hooks = [name for name in vars(Feature) if not name.startswith("_") and callable(getattr(Feature, name))]
     own = (name for name in dir(type(feature)) if name not in hooks and not name.startswith("_"))
     for name in own:
-        meant = get_close_matches(name, hooks, 1, cutoff=0.8)
+        meant = get_close_matches(name, hooks, 1, cutoff=0.85)
         if meant and callable(getattr(type(feature), name)):
             raise FeatureRefused(
                 f"the feature {feature.name} has a method {name}, which is no hook: did you mean {meant[0]}? Call a "

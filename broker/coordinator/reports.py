@@ -20,7 +20,7 @@ from stageline.broker.ledger.member import Member
 from stageline.pipeline.errors import ExitCode
 
 from . import records
-from .script_calls import note_length
+from .script_calls import note_calls
 from .shutdown import update_outcome
 from .state import RunState
 
@@ -48,7 +48,10 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
     member.note_report(report, now)
     if report.digests and (place := run.digests.differing(report.digests)) is not None:
         run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
-    note_length(run, member, report)
+    if run.config.scripted:
+        note_calls(run, member, report)
+    elif report.training_steps != run.told_steps:
+        run.learn_steps(report.training_steps)
     holder = Holder(member.name, member.incarnation)
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
     if found.steps:

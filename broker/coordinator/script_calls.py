@@ -9,8 +9,8 @@ from .run import RunConfig
 from .state import RunState
 
 
-def note_length(run: RunState, member: Member, report: Report) -> None:
-    """Take the number of training steps that `member` reports, as far as it knows.
+def note_calls(run: RunState, member: Member, report: Report) -> None:
+    """Take the number of training steps that the script has called for from its report; workers do not know it.
 
     The script alone knows after how many steps its run ends, once it makes no more calls. Until then it reports None,
     which replaces the report of a lost script before it.
@@ -22,8 +22,6 @@ def note_length(run: RunState, member: Member, report: Report) -> None:
     """
     if member is run.script:
         run.stopping.note_calls(report.training_steps, present=member.reachable)
-    elif report.training_steps != run.told_steps and not run.config.scripted:
-        run.learn_steps(report.training_steps)
 
 
 def callers(run: RunState) -> list[Member]:

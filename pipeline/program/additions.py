@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import chain
 
+from msgspec.structs import replace
+
 from stageline.pipeline.schedule import Action, Kind
 
 from .base import compile_program
@@ -26,7 +28,7 @@ def fault_of_additions(before: Program, found: Program) -> str | None:
 
     Returns None if it can be used. Order and deadlocks are not looked at: `check_schedule` does.
     """
-    return next(chain(_of_operations(before, found), _of_queues(before, found)), None)
+    return next(chain(_of_shape(before, found), _of_operations(before, found), _of_queues(before, found)), None)
 
 
 def adding_pass(program: Program, has: Callable[[Program], bool]) -> Pass | None:
@@ -34,6 +36,17 @@ def adding_pass(program: Program, has: Callable[[Program], bool]) -> Pass | None
     made = (compile_program(program.schedule, program.passes[:count]) for count in range(len(program.passes) + 1))
     first = next(count for count, each in enumerate(made) if has(each))
     return program.passes[first - 1] if first else None
+
+
+def _of_shape(before: Program, found: Program) -> Iterator[str]:
+    if found.schedule != before.schedule or found.evaluated != before.evaluated:
+        yield "it has another schedule or other evaluated batches; return what methods of the given program return"
+    if any(len(each.lists) != len(before.step) for each in found.sections) or not found.sections:
+        yield f"it lacks a worker's operations; return lists for all {len(before.step)} workers"
+    listed: Iterator[tuple[int, object]] = ((worker, op) for worker, ops in enumerate(found.step) for op in ops)
+    for worker, op in listed:
+        if not isinstance(op, Op):
+            yield f"worker {worker} has {str(op)!r:.60} among its operations; make an operation with program.made"
 
 
 def _of_operations(before: Program, found: Program) -> Iterator[str]:
@@ -46,13 +59,23 @@ def _of_operations(before: Program, found: Program) -> Iterator[str]:
             yield from _of_action(action, names[action], worker, found.schedule.placement[worker])
             if has[action] > 1:
                 yield f"worker {worker} has {names[action]} {has[action]} times in a step; add it once"
+        known = {op.action: op for op in old}
+        for op in new:
+            if op.action in known and (changed := _changed(known[op.action], op)):
+                yield f"{changed} of {op.name} is changed, which is there without this feature; put new queues last"
+
+
+def _changed(old: Op, new: Op) -> str:
+    """Return the name of a field that `new` has lost or changed of `old`; "" if it has at most further queues."""
+    kept = replace(new, takes=new.takes[: len(old.takes)], gives=new.gives[: len(old.gives)], marks=old.marks)
+    return next((name for name in Op.__struct_fields__ if getattr(old, name) != getattr(kept, name)), "")
 
 
 def _of_action(action: Action, name: str, worker: int, stages: tuple[int, ...]) -> Iterator[str]:
-    if not re.fullmatch("[A-Z]", action.kind) or action.kind in tuple(Kind):
+    kind = str(action.kind)
+    if not re.fullmatch("[A-Z]", kind) or kind in tuple(Kind):
         yield (
-            f"the operation {name} has the kind {action.kind!r}; expected one capital letter that is none of "
-            f"{', '.join(Kind)}"
+            f"the operation {name} has the kind {kind!r}; expected one capital letter that is none of {', '.join(Kind)}"
         )
     if action.stage not in stages:
         yield f"worker {worker} has the operation {name} of stage {action.stage}; its stages are {stages}"
@@ -87,6 +110,8 @@ def _of_name(queue: Queue) -> Iterator[str]:
         yield f"a queue is called {queue.name!r}, and stageline has queues called {queue.flow}; {_OTHERWISE}"
     if queue.per not in (Per.MICROBATCH, Per.STEP):
         yield f"the queue {queue.name} has per={queue.per.value!r}; expected Per.STEP or Per.MICROBATCH"
+    if queue.begins or queue.ends is not None:
+        yield f"the queue {queue.name} begins or ends at a step; leave begins and ends out: all steps have messages"
 
 
 def _of_end(

@@ -163,3 +163,4 @@ def test_a_method_that_is_nearly_a_hook_is_refused_with_the_hook(name: str, mean
 
 def test_methods_and_values_of_other_names_are_the_features_own() -> None:
     demand_hooks(type("Noisy", (Feature,), {"noise": len, "_states": len, "states": 7})())
+    demand_hooks(type("Thread", (Feature,), dict.fromkeys(("start", "stage", "stats", "store"), len))())

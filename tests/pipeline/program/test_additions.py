@@ -1,8 +1,11 @@
 """What a user's feature may add to a program: operations and queues of its own, beside those of stageline."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 import pytest
+from msgspec.structs import replace as replace_op
 
 from stageline.pipeline.program import (
     Evaluation,
@@ -54,6 +57,36 @@ def test_every_name_that_queues_of_stageline_have_is_refused_even_where_the_run_
     fault = fault_of_additions(before, adding(before, f"{flow}-0"))
     assert fault is not None
     assert f"{flow}-0" in fault
+
+
+WRONG: dict[str, Callable[[Program], Program]] = {
+    "all 3 workers": lambda made: replace(made, sections=tuple(replace(part, lists=()) for part in made.sections)),
+    "another schedule": lambda made: compile_program(FROZEN),
+    "'0G0' among its operations": lambda made: made.before_updates(lambda stages: [Action("G", 0)]),  # type: ignore[list-item]
+    "kind 'None'": lambda made: made.before_updates(lambda stages: [made.made(Action(None, 0))]),  # type: ignore[arg-type]
+    "gives of 0F0 is changed": lambda made: made.rewired(lambda op: replace_op(op, gives=())),
+    "takes of 1F0 is changed": lambda made: made.rewired(
+        lambda op: replace_op(op, takes=op.takes[1:] if op.action.kind == "F" else op.takes)
+    ),
+    "gradnorms-0 begins or ends": lambda made: adding(made, "gradnorms-0").requeued(
+        lambda queue: replace_op(queue, begins=3) if queue.flow == "gradnorms" else queue
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_program_that_workers_cannot_run_or_that_lost_what_was_there_is_refused_by_its_fault(fault: str) -> None:
+    before = compile_program(PLAIN)
+    assert fault in (fault_of_additions(before, WRONG[fault](before)) or "")
+
+
+def test_an_operation_that_is_there_may_give_to_a_further_queue() -> None:
+    before = compile_program(PLAIN)
+    queue = Queue(name="copies-0", producer=1, consumer=0, source=1, target=0, per=Per.STEP)
+    found = adding(before, "gradnorms-0").with_queues([queue])
+    wired = {("U", 1): {"gives": ("copies-0",)}, ("G", 0): {"takes": ("gradnorms-0", "copies-0")}}
+    found = found.rewired(lambda op: replace_op(op, **wired.get(op.action[:2], {})))
+    assert fault_of_additions(before, found) is None
 
 
 def test_two_features_do_not_share_a_queue() -> None:
