@@ -44,7 +44,7 @@ for (const [screen, viewport] of Object.entries(SCREENS)) {
     page.on("request", (sent) => sent.url().startsWith(base) || sent.url().startsWith("data:") || tell(`asks for ${sent.url()}`, page.url()));
     page.on("response", (got) => got.status() >= 400 && tell(`${got.status()} for ${got.url()}`, page.url()));
     for (const name of pages) {
-      await page.goto(base + name, { waitUntil: "load" });
+      await page.goto(base + name, { waitUntil: "load", timeout: 120_000 });
       await look(page, name, `${name} (${screen}, ${scheme})`);
     }
     await context.close();
