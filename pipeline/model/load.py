@@ -20,7 +20,7 @@ from stageline.pipeline.data import Source
 from stageline.pipeline.data.loader import Loader
 from stageline.pipeline.data.source import OwnTargets
 from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
-from stageline.pipeline.feature import Feature, demand_hooks, naming, ordered
+from stageline.pipeline.feature import Feature, FeatureRefused, demand_hooks, naming, ordered
 from stageline.pipeline.features import BUILT_IN
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
@@ -139,7 +139,7 @@ def load_features(plan: Plan) -> list[Feature]:
 
     Raises:
         ModelRefused: A feature cannot be loaded or made.
-        FeatureRefused: The features cannot be in this order, or a hook is misspelled.
+        FeatureRefused: The features cannot be in this order, one has a built-in's name, or a hook is misspelled.
     """
     return ordered([_load_feature(plan, reference) for reference in plan.features], BUILT_IN)
 
@@ -153,6 +153,8 @@ def _load_feature(plan: Plan, reference: str) -> Feature:
             f"object of one, or a function that returns one"
         )
     demand_hooks(made)
+    if made.name in BUILT_IN:
+        raise FeatureRefused(f"the feature {made.name} has the name of one of stageline's own; give it another name")
     return made
 
 

@@ -213,6 +213,8 @@ def test_what_is_no_feature_or_cannot_be_combined_is_refused(workspace: Workspac
         _line("noise.py:GradientNoise")
     with pytest.raises(FeatureRefused, match="two features are called FailingFeature"):
         _line(FailingFeature("F"), FailingFeature("U"))
+    with pytest.raises(FeatureRefused, match="ties has the name of one of stageline's own"):
+        _line(type("ties", (Feature,), {}))
     for workers in ("inline", "processes"):
         with pytest.raises(PlanRefused, match=r"clip_norm.*noise is clipped with the gradients"):
             _line(RefusingFeature(), clip_norm=1.0, workers=workers, folder=workspace.folder)
