@@ -30,6 +30,7 @@ def test_the_examples_are_addresses(url: str) -> None:
         ("http://h", ""),
         ("tcp", ""),
         ("tcp://h", "tcp:// goes with a host and a port"),
+        ("tcp://h:\u0667\u0669", "tcp:// goes with a host and a port"),
         ("tcp://h:65536", "a port is at most 65535"),
         ("tcp://h:65530-65536", "a port is at most 65535"),
         ("tcp://h:5609-5600", "a range of ports ascends from 1 on, such as 5600-5609"),

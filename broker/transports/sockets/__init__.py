@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stageline.broker.queues.base import WorkerQueues
     from stageline.broker.queues.ends import QueueOptions
 
-_TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>\d+|\*)(?:-(?P<last>\d+))?")
+_TCP = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+]|[^\s:/\[\]]+):(?P<port>[0-9]+|\*)(?:-(?P<last>[0-9]+))?")
 _CONNECTING = 1.0  # seconds to wait until something accepts a connection
 
 

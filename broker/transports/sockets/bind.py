@@ -60,12 +60,24 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
     if url.startswith("ipc://"):
         _refuse_served_path(url)  # ZeroMQ would silently take the path away from the process that serves it
     ports = _ports(url)
+    _allow_ipv6(socket, url)
     refused = _bind_first(socket, [f"{url.rpartition(':')[0]}:{port}" for port in ports] or [url])
     if refused is not None:
         raise EndpointTaken(f"cannot listen at {url}: {_reason(refused, url, ports)}") from refused
     if _socket_file(url) is not None:
         os.chmod(url.removeprefix("ipc://"), 0o600)  # to connect is to write to the file
     return socket.get_string(zmq.LAST_ENDPOINT)
+
+
+def connect(socket: zmq.Socket[Any], url: str) -> None:
+    """Connect `socket` to `url`."""
+    _allow_ipv6(socket, url)
+    socket.connect(url)
+
+
+def _allow_ipv6(socket: zmq.Socket[Any], url: str) -> None:
+    """Let `socket` use the IPv6 address that `url` has in brackets; with others, names and `*` mean IPv4 addresses."""
+    socket.set(zmq.IPV6, int("[" in url))
 
 
 def _bind_first(socket: zmq.Socket[Any], urls: Iterable[str]) -> zmq.ZMQError | None:

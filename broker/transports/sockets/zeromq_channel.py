@@ -12,7 +12,7 @@ from stageline.broker.control.channel import LARGEST, LARGEST_UNTRUSTED, Envelop
 from stageline.broker.errors import AddressUnusable
 from stageline.pipeline.addresses import masked
 
-from .bind import listening, open_socket
+from .bind import connect, listening, open_socket
 from .connection_guard import ConnectionGuard
 
 # Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
@@ -85,7 +85,7 @@ class ZeroMQClientChannel:
         try:
             self._socket = open_socket(self._context, zmq.DEALER, {**_DEALER_OPTIONS, zmq.IMMEDIATE: not keeps})
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            self._socket.connect(url)
+            connect(self._socket, url)
         except zmq.ZMQError as error:  # also where the system has no sockets left
             self._context.destroy(linger=0)
             raise AddressUnusable(f"cannot use {url}: {error}") from error

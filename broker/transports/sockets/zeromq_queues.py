@@ -33,7 +33,7 @@ from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
 from stageline.broker.queues.requests import CreditRequest, Requester
 
-from .bind import bind, open_socket
+from .bind import bind, connect, open_socket
 from .connection_guard import open_monitor
 from .zeromq_channel import guarded
 
@@ -211,7 +211,7 @@ class Dealer(InboundLink):
             opened.callback(self.socket.close)
             self._handshake = Handshake(self._context, self.socket)
             opened.callback(self._handshake.close)
-            self.socket.connect(self.endpoint)
+            connect(self.socket, self.endpoint)
             opened.pop_all()
 
     def _check_connection(self, now: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from stageline.broker.errors import EndpointTaken
-from stageline.broker.transports.sockets.bind import bind, bind_path, listening
+from stageline.broker.transports.sockets.bind import bind, bind_path, connect, listening
 
 
 @pytest.fixture
@@ -53,6 +53,24 @@ def test_a_range_at_an_address_that_this_machine_lacks_is_not_said_to_be_in_use(
 ) -> None:
     with pytest.raises(EndpointTaken, match=r"192.0.2.1:5600-5609: this machine has no such address"):
         bind(sockets[0], "tcp://192.0.2.1:5600-5609")
+
+
+def test_an_ipv6_address_carries_messages_where_the_system_has_it(sockets: list[zmq.Socket[Any]]) -> None:
+    """`[::1]` was said not to be an address of this machine, since ZeroMQ has to be asked for IPv6."""
+    there, arrived = _has_ipv6(), 0
+    sockets[1].set(zmq.PROBE_ROUTER, 1)  # a message as soon as it is connected
+    with suppress(EndpointTaken):
+        connect(sockets[1], bind(sockets[0], "tcp://[::1]:0"))
+        arrived = sockets[0].poll(30_000)
+    assert bool(arrived) is there
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def two_ports_in_a_row() -> tuple[int, int]:
