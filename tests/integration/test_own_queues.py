@@ -56,6 +56,8 @@ END = "gradnorms-0, which has {}; expected {}"
         ('name=f"gradnorms', 'name=f"sizes', r"0G uses the queue gradnorms-0, which is not there"),
         ("per=Per.STEP", "per=Per.CALL", r"gradnorms-0 has per='call'.*Per\.STEP"),
         ("window=16", "window=-3", r"gradnorms-0 has window=-3; expected at least 1"),
+        ("window=16", 'window=16, codec="zip"', r"gradnorms-0 has codec='zip'; expected one of lossless, bf16, int8"),
+        ("window=16", 'window=16, codec="bf16"', r"gradnorms-0 has codec='bf16', and one message a step travels"),
         ("window=16", "window=0", r"gradnorms-0 has window=0; expected at least 1"),
         ("producer=owner(stage + 1)", "producer=9", END.format("producer=9 and source=1", "producer=1 and source=1")),
         ("source=stage + 1", "source=stage", END.format("producer=1 and source=0", "producer=1 and source=1")),

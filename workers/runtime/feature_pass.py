@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import chain
 
+from stageline.broker.codec.codecs import Codec
 from stageline.pipeline.feature import Feature, FeatureRefused, naming
 from stageline.pipeline.program import (
     Costs,
@@ -33,7 +34,7 @@ class FeaturePass:
             found = self.feature.lower(program)
             if not isinstance(found, Program):
                 raise TypeError(f"it returned {type(found).__name__}; expected a Program")
-        if fault := fault_of_additions(program, found):
+        if fault := fault_of_additions(program, found) or _fault_of_codecs(program, found):
             raise FeatureRefused(
                 f"the program that lower() of the feature {self.feature.name} returned is wrong: {fault}"
             )
@@ -74,6 +75,18 @@ def demand_handlers(program: Program, computed: Collection[tuple[int, str]]) -> 
                 f"the feature {name} adds the operation {op.name}, and nothing computes operations of kind {kind} on "
                 f'stage {copy}: let handlers(stage) return {{"{kind}": function}}'
             )
+
+
+def _fault_of_codecs(before: Program, found: Program) -> str | None:
+    """Return why the codec of a queue that `found` has and `before` has not cannot be used; None if all can."""
+    names = [codec.name.lower() for codec in Codec]
+    for name in found.queues.keys() - before.queues.keys():
+        codec, per = found.queues[name].codec, found.queues[name].per
+        if codec not in names:
+            return f"the queue {name} has codec={codec!r}; expected one of {', '.join(names)}"
+        if codec != "lossless" and not per.many:
+            return f"the queue {name} has codec={codec!r}, and one message a step travels lossless; leave codec out"
+    return None
 
 
 def _feature_adding(program: Program, has: Callable[[Program], bool]) -> str | None:
