@@ -318,7 +318,7 @@ def plan_with(plan: Plan, wanted: Wanted) -> Plan:
     """
     changes: dict[str, Any] = {} if wanted.batch_size is None else {"batch_size": wanted.batch_size}
     if wanted.dataset is not None:
-        changes |= {"dataset": wanted.dataset, "source": None, "held_out": None, "shuffle": False}
+        changes |= {"dataset": wanted.dataset, "source": None, "held_out": None, "shuffle": False, "drop_last": None}
     if wanted.source is not None:
         changes |= {"source": wanted.source, "dataset": None, "held_out": None}
     if wanted.dataset is not None and plan.data.dataset is None:  # options were those of the source
