@@ -4,9 +4,8 @@
                                                                       │ batch -> ...  -> ... │ -> outputs
 
 This process has the model's weights in memory once; its workers, which are forks of it, share that memory. Nothing is
-written to the run's folder: the processes have a folder of their own, which is removed at the end.
-
-If its command is killed, the next such command removes it.
+written to the run's folder: the processes have a folder of their own, which is removed at the end, or, if the command
+is killed, by the next such command.
 """
 
 import shutil
