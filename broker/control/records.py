@@ -73,6 +73,7 @@ class SampleOrder(_ControlRecord, frozen=True, tag="order"):
     batch_size: Count
     seed: int
     shuffle: bool
+    drop_last: bool = False
 
 
 class RunLength(_ControlRecord, frozen=True, tag="length"):

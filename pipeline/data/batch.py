@@ -128,7 +128,7 @@ def _refill(tree: Tree, leaves: Iterator[torch.Tensor]) -> Tree:
 class Order:
     """The order of rows, by step and epoch."""
 
-    def __init__(self, count: int, batch_size: int, seed: int, *, shuffle: bool) -> None:
+    def __init__(self, count: int, batch_size: int, seed: int, *, shuffle: bool, drop_last: bool = False) -> None:
         """Define the order.
 
         Args:
@@ -136,20 +136,28 @@ class Order:
             batch_size: Rows of a step.
             seed: Seed of the order.
             shuffle: True to shuffle the rows in every epoch.
+            drop_last: True to leave out the last batch of an epoch if it is smaller.
 
         Raises:
-            DataError: `batch_size` is below 1.
+            DataError: `batch_size` is below 1, or every batch would be left out.
         """
         if batch_size < 1:
             raise DataError(f"batch_size is {batch_size}. Give each batch at least one row.")
-        self.count, self.batch_size, self.seed, self.shuffle = count, batch_size, seed, shuffle
+        if drop_last and count < batch_size:
+            raise DataError(
+                f"drop_last leaves out every batch: there are {count} rows, and batch_size is {batch_size}. "
+                f"Use batch_size = {count} or less, or leave drop_last out."
+            )
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.shuffle, self.drop_last = shuffle, drop_last
         # Stages on one worker are a few steps apart, so between two epochs both orders are in use.
         self._of_epoch = lru_cache(maxsize=2)(self._draw)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of steps in an epoch, including a smaller last one."""
-        return -(-self.count // self.batch_size)
+        """Number of steps in an epoch, including a smaller last one unless `drop_last` leaves it out."""
+        whole, rest = divmod(self.count, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
 
     def place(self, step: int) -> tuple[int, slice]:
         """Return the epoch of `step`, and its place in the order of that epoch."""

@@ -184,9 +184,10 @@ class Loader(AbstractContextManager["Loader"]):
             ...                              # from step 250 on, to the end of the tenth epoch
 
     The order of an epoch follows from the seed and the epoch, as that of `Rows` does. The last batch of an epoch may be
-    smaller. Every sample is drawn with the default generators of torch, numpy and `random` seeded by (seed, epoch,
-    index), and `collate_fn` runs with them seeded by (seed, step). So a batch depends on nothing else, and augmentation
-    is the same in every process and after every restart. The generators are then as before.
+    smaller, unless `drop_last` leaves it out. Every sample is drawn with the default generators of torch, numpy and
+    `random` seeded by (seed, epoch, index), and `collate_fn` runs with them seeded by (seed, step). So a batch depends
+    on nothing else, and augmentation is the same in every process and after every restart. The generators are then as
+    before.
 
     With reader processes, batches are drawn ahead; they are the same for every number of readers.
     """
@@ -201,6 +202,7 @@ class Loader(AbstractContextManager["Loader"]):
         num_workers: int = 0,
         target: Target = None,
         shuffle: bool = True,
+        drop_last: bool = False,
         held_out: Dataset[Any] | MapStyle | None = None,
     ) -> None:
         """Prepare to draw batches. Readers are forked when the first batch is asked for.
@@ -214,6 +216,7 @@ class Loader(AbstractContextManager["Loader"]):
             target: Part of a batch that is the target, if the batch is no pair: the name or place of a part, a list of
                 them, or a function that takes the batch and returns (inputs, targets).
             shuffle: False to keep the order of the dataset.
+            drop_last: True to leave out the last batch of an epoch if it is smaller; those of `held_out` stay.
             held_out: Dataset to evaluate on, in its own order.
 
         Raises:
@@ -221,7 +224,7 @@ class Loader(AbstractContextManager["Loader"]):
         """
         if num_workers < 0:
             raise DataError(f"num_workers is {num_workers}. Use 0 to draw in this process, or the number of readers.")
-        self._order = Order(length_of(dataset), batch_size, seed, shuffle=shuffle)
+        self._order = Order(length_of(dataset), batch_size, seed, shuffle=shuffle, drop_last=drop_last)
         sampling = Sampling(dataset, self._order, seed, collate_fn or default_collate, target)
         self._readers = Readers(sampling.batch, num_workers) if num_workers else None
         self._draw = sampling.batch if self._readers is None else self._readers.batch

@@ -226,6 +226,7 @@ def _load_loader(plan: Plan) -> Loader:
             num_workers=data.num_workers or 0,
             target=load_function(str(target), base, "data.target") if function else target,
             shuffle=data.shuffle is not False,
+            drop_last=data.drop_last is True,
             held_out=_load_dataset(plan, "held_out", data.held_out),
         )
     except DataError as error:

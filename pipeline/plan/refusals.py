@@ -24,6 +24,7 @@ from .traits import (
     BALANCED,
     CHOSEN,
     CLIPPING,
+    DROPPING,
     ELASTIC,
     EPOCH_SCHEDULER,
     FEATURES,
@@ -337,6 +338,14 @@ REFUSED: tuple[Refusal, ...] = (
         BESIDE,
         ', samples that are left out in the first epoch would have no cached rows for later epochs; use "halt", or '
         "leave it out",
+    ),
+    physical(
+        PREFIX_CACHE,
+        DROPPING,
+        "with ",
+        BESIDE,
+        ", the rows that the first epoch leaves out would have no cached rows for later epochs; use a data.batch_size "
+        "that divides the rows, or leave it out",
     ),
     physical(
         PREFIX_CACHE,

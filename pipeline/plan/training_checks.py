@@ -7,7 +7,7 @@ from .keys.models import PlanTables
 from .keys.stages import MOST_MICROBATCHES
 from .traits import BALANCED, PIPEDREAM
 
-WITH_DATASET = ("held_out", "target", "collate", "shuffle", "num_workers")
+WITH_DATASET = ("held_out", "target", "collate", "shuffle", "drop_last", "num_workers")
 
 
 def length(plan: PlanTables) -> Iterator[PlanError]:

@@ -182,6 +182,7 @@ NOT_ON_CPU = Trait('workers.N.device other than "cpu"', ("workers",), _not_on_cp
 STAYING = Trait("data.stays", ("data.stays", "data.labels_stay"), _staying)
 CLIPPING = given("optimizer.clip_norm")
 AVERAGES = given("optimizer.ema_decay")
+DROPPING = given("data.drop_last")
 PREFIX_CACHE = given("model.prefix_cache")
 TAPS = given("taps")
 FEATURES = Trait("features", ("features",), lambda plan: {"features": ALL} if plan.features else {})

@@ -20,21 +20,23 @@ file has one line for each step, whatever was killed.
 import heapq
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from math import isfinite
 from pathlib import Path
 from threading import Event, Lock, Thread
 from time import monotonic, sleep
-from typing import Any, BinaryIO, ClassVar, Literal
+from typing import BinaryIO, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import Note, Retry, persist, reason_of
 from stageline.workers.disk.atomic_file import draft_of, keep_trying, make_folder, publish, sync
+
+from .tensorboard import EventFile
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 
@@ -60,7 +62,7 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fie
     metrics: ClassVar[Mapping[str, Value]] = {}
     newest_round: ClassVar[int] = -1  # none
 
-    def add_to(self, file: "EventFile") -> None:
+    def add_to(self, file: EventFile) -> None:
         """Hand the line to TensorBoard."""
         norm = None if self.gradient_norm is UNSET else self.gradient_norm
         file.add_step(self.step, self.loss, norm, self.learning_rates, self.time)
@@ -84,7 +86,7 @@ class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluati
         """Number of steps before the evaluation."""
         return self.step
 
-    def add_to(self, file: "EventFile") -> None:
+    def add_to(self, file: EventFile) -> None:
         """Hand the line to TensorBoard."""
         file.add_evaluation(self.step, self.values, self.time)
 
@@ -217,74 +219,6 @@ class _FileTail:
             return None
         self._newest = place_of(line)
         return line
-
-
-class TensorBoardMissing(StagelineError):
-    """Error that the package tensorboard is not installed.
-
-    Mend: Install it with `pip install "stageline[tensorboard]"`.
-
-    Example: the package tensorboard is not installed, or not whole (No module named 'tensorboard'); install it with:
-    pip install "stageline[tensorboard]"
-    """
-
-    error_code = "SL507"
-    exit_code = ExitCode.USAGE
-
-
-def writer_class() -> Any:
-    """Return torch's `SummaryWriter`. Raises `TensorBoardMissing`."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise TensorBoardMissing(
-            f"the package tensorboard is not installed, or not whole ({error}); install it with: "
-            'pip install "stageline[tensorboard]"'
-        ) from error
-    return SummaryWriter
-
-
-class EventFile(AbstractContextManager["EventFile"]):
-    """TensorBoard event file. Scalars: "train/loss" and "train/gradient_norm" by training step.
-
-    "train/learning_rate/0" is by group, "evaluation/loss" and "evaluation/accuracy" by the number of trained steps.
-    """
-
-    def __init__(self, folder: Path, start: int) -> None:
-        """Open a file in `folder`; TensorBoard drops entries of earlier files from step `start` on.
-
-        Raises `TensorBoardMissing`.
-        """
-        self._writer = writer_class()(folder, purge_step=start)
-
-    def __exit__(self, *_: object) -> None:
-        """Close the file."""
-        self._writer.close()
-
-    def flush(self) -> None:
-        """Write all entries, so that they can be read."""
-        self._writer.flush()
-
-    def add_step(
-        self,
-        step: int,
-        loss: float | None,
-        gradient_norm: float | None = None,
-        learning_rates: Iterable[float] = (),
-        time: float | None = None,
-    ) -> None:
-        """Add a training step; `time` is in seconds since the epoch, None for now."""
-        rates = {f"learning_rate/{group}": rate for group, rate in enumerate(learning_rates)}
-        self._add("train", step, {"loss": loss, "gradient_norm": gradient_norm, **rates}, time)
-
-    def add_evaluation(self, step: int, values: Mapping[str, float | None], time: float | None = None) -> None:
-        """Add an evaluation after `step` training steps; `time` as in `add_step`."""
-        self._add("evaluation", step, values, time)
-
-    def _add(self, part: str, step: int, values: Mapping[str, float | None], time: float | None) -> None:
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(f"{part}/{name}", value, step, walltime=time)
 
 
 class MetricsNotWritten(StagelineError):

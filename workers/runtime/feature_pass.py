@@ -80,7 +80,7 @@ def demand_handlers(program: Program, computed: Collection[tuple[int, str]]) -> 
 def _fault_of_codecs(before: Program, found: Program) -> str | None:
     """Return why the codec of a queue that `found` has and `before` has not cannot be used; None if all can."""
     names = [codec.name.lower() for codec in Codec]
-    for name in found.queues.keys() - before.queues.keys():
+    for name in (each for each in found.queues if each not in before.queues):
         codec, per = found.queues[name].codec, found.queues[name].per
         if codec not in names:
             return f"the queue {name} has codec={codec!r}; expected one of {', '.join(names)}"

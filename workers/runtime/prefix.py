@@ -75,12 +75,12 @@ def order_of(plan: Plan, feed: Feed) -> SampleOrder | None:
     batches = (0, source.steps_per_epoch)  # of two epochs
     if not isinstance(order, Order) or not all(torch.equal(order.rows(n), source.samples(n)) for n in batches):
         return None
-    return SampleOrder(order.count, order.batch_size, order.seed, order.shuffle)
+    return SampleOrder(order.count, order.batch_size, order.seed, order.shuffle, order.drop_last)
 
 
 def made_order(order: SampleOrder) -> Order:
     """Return the order that the record `order` describes."""
-    return Order(order.count, order.batch_size, order.seed, shuffle=order.shuffle)
+    return Order(order.count, order.batch_size, order.seed, shuffle=order.shuffle, drop_last=order.drop_last)
 
 
 def cached_stages(plan: Plan, first_trainable: int) -> range:

@@ -20,7 +20,7 @@ from stageline.pipeline.data import Batch
 from stageline.pipeline.data.loader import Loader, StreamLoader
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.evaluation import Better, Criterion, Score
-from stageline.workers.runs.metrics import EventFile, writer_class
+from stageline.workers.runs.tensorboard import EventFile, writer_class
 from stageline.workers.script.calls.batch_record import DiffersFrom
 from stageline.workers.script.calls.calls import StepLoss
 

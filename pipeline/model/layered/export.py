@@ -125,8 +125,9 @@ _ONE_ROW = (
     "1 row, since its example has 1. Give an example of 2 rows or more, or every batch as many rows as microbatches"
 )
 _MORE_ROWS = (
-    "2 rows or more: with fewer it may do something else. Take fewer microbatches, batches of another size, or leave "
-    "such a batch out (drop_last=True). For microbatches of 1 row each, trace it with an example of 1 row"
+    "2 rows or more: with fewer it may do something else. Take fewer microbatches, or batches of another size. If the "
+    "last batch of an epoch is too small, leave it out: drop_last=True of stageline.Loader or of a DataLoader, "
+    "data.drop_last = true of a data.dataset. For microbatches of 1 row each, trace it with an example of 1 row"
 )
 _WAY_OUT = (
     "all but the number of rows must be as in the example. Bring every batch to one shape, such as by padding, or list "

@@ -249,6 +249,11 @@ class DataPlan(Section):
         description="Whether each epoch has an order of its own. Default: true.",
         examples=[False],
     )
+    drop_last: Unset[Truth] = Field(
+        default=None,
+        description="Whether the last batch of an epoch is left out if it is smaller. Default: false.",
+        examples=[True],
+    )
     num_workers: Unset[Annotated[int, whole(0)]] = Field(
         default=None,
         description="Processes that draw ahead, at the first stage and at the last. Default: 0, the workers draw "

@@ -3,11 +3,11 @@
     x ─> Arrivals ─> InputNodes ─> SeededLayers ─> Stash ... the gradient comes back ─> matched() ─> gradients()
 
 Received tensors enter autograd as inner nodes, which a first layer may write to and which keep the gradient as is.
-A leaf would do neither. It refuses in-place layers, and its `.grad` is copied to the leaf's own strides: the stage
-before would continue from another layout than the unsplit model does, and bits follow layouts.
+A leaf refuses in-place layers, and its `.grad` is copied to its own strides: the stage before would continue from
+another layout than the unsplit model does, and bits follow layouts.
 
 Random generators are seeded before each layer, so that its numbers depend on nothing else. `SeededLayers` knows which
-layer ran last, for people who ask why a worker waits, or which layer failed.
+layer ran last, to name it if it hangs or fails.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,8 +27,8 @@ from stageline.pipeline.stage.layers.memory import copied
 from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
 
 Key = tuple[int, int]  # step, microbatch
-LOSS, OPTIMIZER, LR_SCHEDULER = "the loss", "the optimizer", "the learning rate scheduler"  # in place of a layer's name
-GRADIENTS = "the gradients"  # likewise
+# In place of a layer's name:
+LOSS, OPTIMIZER, LR_SCHEDULER, GRADIENTS = "the loss", "the optimizer", "the learning rate scheduler", "the gradients"
 Layer = Callable[[Any], Any]
 Tap = Callable[[str, Tree], object]  # of a layer's name and what it returned, neither of which it may change
 
@@ -202,10 +202,7 @@ class Stash:
             self.kept[passage.key] = Stashed(outputs, share, passage.input_nodes, passage.version, requires_grad)
 
     def key(self, step: int | None, microbatch: int | None) -> Key:
-        """Return the key of the named forward, or of the oldest one if a number is None.
-
-        Raises `StageError` if there is no oldest one.
-        """
+        """Return the key of the named forward, or of the oldest if a number is None; `StageError` if there is none."""
         if step is not None and microbatch is not None:
             return step, microbatch
         if not self.kept:

@@ -70,6 +70,23 @@ def test_over_tensors_its_batches_are_those_of_rows(shuffle: bool) -> None:
     assert all(same(ours.batch(step), theirs.batch(step)) for step in (5, 0, 1, 2, 3, 4))
 
 
+def test_drop_last_leaves_out_the_smaller_batch_of_every_epoch_and_of_no_held_out_rows() -> None:
+    whole, dropping = (
+        Loader(TensorDataset(X, Y), 4, 40, drop_last=drops, held_out=TensorDataset(X, Y)) for drops in (False, True)
+    )
+    epochs = [batch for epoch in range(2) for batch in whole.batches(epoch * 3, epochs=epoch + 1) if len(batch[0]) == 4]
+    assert len(dropping) == dropping.steps_per_epoch == 2
+    assert all(same(dropping.batch(step), batch) for step, batch in enumerate(epochs))
+    assert [same(*each) for each in zip(dropping.batches(epochs=2), epochs, strict=True)] == [True] * 4
+    assert len(dropping.held_out()) == 3
+    assert len(Loader(TensorDataset(X, Y), 5, 40, drop_last=True)) == 2  # nothing is left over
+
+
+def test_drop_last_of_every_batch_is_refused() -> None:
+    with pytest.raises(DataError, match=r"drop_last .*10 rows, and batch_size is 11\. Use batch_size = 10 or less"):
+        Loader(TensorDataset(X, Y), 11, 40, drop_last=True)
+
+
 def test_readers_change_nothing_about_an_augmentation_that_uses_three_generators() -> None:
     with loader(num_workers=2) as ahead:
         for step, (x, y) in enumerate(islice(ahead.batches(), 8)):

@@ -135,6 +135,11 @@ NOT_STAYING = [
         "worker 0 has the first stage and the last: its batches have targets; leave it out",
     ),
     (
+        {"data__source": None, "data__dataset": "data.py:train", "data__drop_last": True, "model__prefix_cache": True},
+        "model.prefix_cache",
+        "the rows that the first epoch leaves out would have no cached rows for later epochs; use a data.batch_size",
+    ),
+    (
         {**U_SHAPED, "data__stays": [0], "model__prefix_cache": True},
         "model.prefix_cache",
         "a worker that lost its cache draws the rows itself, on any machine; leave it out, or leave data.stays out",

@@ -14,7 +14,7 @@ import torch
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import Plan, from_mapping
-from stageline.workers.process.join import demand_same_code
+from stageline.workers.process.script_code import demand_same_code
 from stageline.workers.runs.records import hashes_of
 
 MODULE = "joined_in_test"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stageline.workers.runs.metrics import EventFile, TensorBoardMissing
+from stageline.workers.runs.tensorboard import EventFile, TensorBoardMissing
 from stageline.workers.script.callbacks import TensorBoard
 from stageline.workers.script.calls.calls import StepLoss
 

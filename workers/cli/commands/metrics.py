@@ -22,13 +22,13 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import (
     METRICS,
     EvaluationMetrics,
-    EventFile,
     MetricsLine,
     MetricsTail,
     StepMetrics,
     metrics_in,
 )
 from stageline.workers.runs.owner import read_owner
+from stageline.workers.runs.tensorboard import EventFile
 
 ROWS = 30  # of steps, that a table has unless more are wanted
 COLUMNS = ("step", "loss", "gradient norm", "learning rates", "rows", "time", "evaluation after so many steps")

@@ -4,9 +4,8 @@
                                                                       │ batch -> ...  -> ... │ -> outputs
 
 This process has the model's weights in memory once; its workers, which are forks of it, share that memory. Nothing is
-written to the run's folder: the processes have a folder of their own, which is removed at the end.
-
-If its command is killed, the next such command removes it.
+written to the run's folder: the processes have a folder of their own, which is removed at the end, or, if the command
+is killed, by the next such command.
 """
 
 import shutil
@@ -318,7 +317,7 @@ def plan_with(plan: Plan, wanted: Wanted) -> Plan:
     """
     changes: dict[str, Any] = {} if wanted.batch_size is None else {"batch_size": wanted.batch_size}
     if wanted.dataset is not None:
-        changes |= {"dataset": wanted.dataset, "source": None, "held_out": None, "shuffle": False}
+        changes |= {"dataset": wanted.dataset, "source": None, "held_out": None, "shuffle": False, "drop_last": None}
     if wanted.source is not None:
         changes |= {"source": wanted.source, "dataset": None, "held_out": None}
     if wanted.dataset is not None and plan.data.dataset is None:  # options were those of the source

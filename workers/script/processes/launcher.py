@@ -20,14 +20,12 @@ import tempfile
 import threading
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
-
-import msgspec
 
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.ledger.member import describe_status
@@ -50,6 +48,8 @@ from stageline.workers.runs.owner import require_free, write_owner
 from stageline.workers.runs.records import CODE
 from stageline.workers.script.calls.news import LostWorkers, command_there
 
+from .launcher_report import LauncherReport, LaunchStarted
+
 _ASKS_NO_GPU = "PYTORCH_NVML_BASED_CUDA_CHECK"
 PLAN = "script:plan"  # names the plan on the command lines of its processes
 LOG = "launcher.log"
@@ -57,42 +57,6 @@ START_TIMEOUT = 30.0  # seconds for the launcher to start its first process, whi
 STOP_TIMEOUT = 15.0  # seconds for a run to save a step and to end its processes, before they are killed
 KILL_TIMEOUT = 10.0  # seconds for them to be killed, before the launcher itself is
 _LOOK = 0.005  # seconds between two looks at what the launcher reports
-
-
-class LaunchStarted(msgspec.Struct, frozen=True, tag=True):
-    """Message at the start: the broker's address, and the folder for sockets, which is removed at the end."""
-
-    broker: str
-    sockets: str
-
-
-LaunchMessage = LaunchStarted | LaunchOutcome | str
-"""The beginning of a run, its end, and in between a line for people for each worker that was lost."""
-
-
-class LauncherReport:
-    """Messages of the launcher to the script, in a file without a name that both have open."""
-
-    def __init__(self, fd: int) -> None:
-        """Use the open file `fd`."""
-        self.fd = fd
-        self._read = 0  # bytes
-        self._decoder = msgspec.json.Decoder(LaunchMessage)
-
-    def write(self, message: LaunchMessage) -> None:
-        """Append a message."""
-        os.write(self.fd, msgspec.json.encode(message) + b"\n")
-
-    def read(self) -> Iterator[LaunchMessage]:
-        """Yield the messages since the last call."""
-        text = os.pread(self.fd, os.fstat(self.fd).st_size - self._read, self._read)
-        whole = text[: text.rfind(b"\n") + 1]
-        self._read += len(whole)
-        yield from map(self._decoder.decode, whole.splitlines())
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self.fd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,8 @@ def test_a_worker_looks_for_a_message_before_it_sleeps_and_a_ring_ends_that(
     monkeypatch.setattr(ReceiverThread, "_take_lead", lambda thread: not thread._ends.over.wait())
     wait_for(lambda: None if line.consumer._receiver.lead.locked() else True)
     monkeypatch.setattr(looking, "LOOK", 60.0)
-    monkeypatch.setattr(queues, "_milliseconds", None)  # what it would sleep for
+    look_until = queues.look_until
+    monkeypatch.setattr(queues, "look_until", lambda *looks: look_until(*looks) or pytest.fail("it sleeps"))
     line.consumer._looking = looking.Looking(2)
     line.put(1)
     assert line.inbound.take(60).number == 1

@@ -147,6 +147,14 @@ def test_the_keys_of_a_dataset_say_how_it_is_drawn(folder):
     assert source.held_out().batch(0)[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+def test_a_plan_that_drops_the_last_batch_has_as_many_steps_as_whole_batches(folder):
+    assert loaded(folder, "whole", "drop_last = true").steps_per_epoch == 2
+    with pytest.raises(
+        ModelRefused, match=r'data\.dataset = "data\.py:train": drop_last .* 2 rows, and batch_size is 4'
+    ):
+        loaded(folder, "train", "drop_last = true\noptions = { count = 2 }")
+
+
 @pytest.mark.parametrize(
     ("name", "more", "reason"),
     [

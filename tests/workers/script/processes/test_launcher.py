@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stageline.workers.runs.folder import LaunchOutcome
-from stageline.workers.script.processes.launcher import LauncherReport, LaunchStarted
+from stageline.workers.script.processes.launcher_report import LauncherReport, LaunchStarted
 
 
 @pytest.fixture

@@ -24,7 +24,8 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import LaunchOutcome
 from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.records import recorded_run
-from stageline.workers.script.processes.launcher import LOG, LauncherReport, LocalProcesses, NotStarted
+from stageline.workers.script.processes.launcher import LOG, LocalProcesses, NotStarted
+from stageline.workers.script.processes.launcher_report import LauncherReport
 from stageline.workers.script.processes.process_run import ProcessRun
 from support.paths import importing_tests
 from support.script_runs import DATA, Barrier, Closures, Script, plan_of, start, told
@@ -319,7 +320,7 @@ import torch
 from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.plan import from_mapping
 from stageline.workers.runs.folder import LaunchOutcome
-from stageline.workers.script.processes.launcher import LauncherReport
+from stageline.workers.script.processes.launcher_report import LauncherReport
 from stageline.workers.script.processes.launcher import start_processes
 
 OBJECTS["model"] = lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
