@@ -27,6 +27,7 @@ def test_the_code_of_the_page_runs_from_top_to_bottom(workspace: Workspace, monk
     assert not named_files(PAGE)
 
 
+@pytest.mark.slow
 def test_the_three_files_of_a_plan_are_trained_as_they_stand(workspace: Workspace):
     """Its plan named functions, and no page showed how those are called."""
     files = named_files(DOCS / "guides/own-model.md")

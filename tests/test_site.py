@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.pages import named_files
 from support.paths import DOCS, ROOT
 from support.workspace import Workspace
@@ -65,6 +67,7 @@ def test_the_pictures_of_the_concepts_are_what_is_drawn() -> None:
     assert {image.name: image.read_text(encoding="utf-8") for image in folder.glob("*.svg")} == drawn
 
 
+@pytest.mark.slow
 def test_the_first_script_gives_one_digest_however_it_is_cut(workspace: Workspace) -> None:
     script = named_files(DOCS / "start/first-script.md")["first.py"]
     short = script.replace("torch.randn(1000,", "torch.randn(40,")
