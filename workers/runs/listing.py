@@ -78,6 +78,8 @@ def _after_stop(run: RecordedRun) -> str:
         return "correct the plan, the model or the data, and begin another run"
     if code in (ExitCode.SAVED, ExitCode.INTERRUPTED):
         return _go_on(run)
+    if not run.complete and not run.steps:
+        return f"correct the cause, and begin another run: {_begin(run)}"
     return f"remove the cause; then {_go_on(run)}"
 
 

@@ -30,6 +30,7 @@ from stageline.pipeline.model.own_schedule import ScheduleFunction
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.errors import Wording, say, shown
+from stageline.pipeline.plan.keys.key_types import hint
 from stageline.pipeline.plan.keys.models import numbered
 from stageline.pipeline.stage.layers.loss import Autocast, Loss
 from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerFactory
@@ -355,7 +356,9 @@ def given_as(
             try:
                 given = made(*args, **kwargs)
             except TypeError as error:
-                raise TypeError(str(error).replace(f"{made.__name__}.", "Line.", 1)) from None
+                known = signature(made).parameters
+                near = "".join(hint(name, known) for name in kwargs if name not in known)
+                raise TypeError(str(error).replace(f"{made.__name__}.", "Line.", 1) + near) from None
             method(self, given)
 
         owner = Parameter("self", Parameter.POSITIONAL_ONLY)

@@ -185,6 +185,8 @@ def test_help_names_the_arguments_of_a_line():
 def test_an_argument_that_there_is_not_is_named():
     with pytest.raises(TypeError, match=r"^Line.__init__\(\) got an unexpected keyword argument 'loader'"):
         Line(model(), loss=functional.mse_loss, optimizer=ADAM, loader=())
+    with pytest.raises(TypeError, match=r"'microbatch' \(did you mean \"microbatches\"\?\)$"):
+        Line(model(), loss=functional.mse_loss, optimizer=ADAM, microbatch=8)
     with pytest.raises(TypeError, match=r"^Line.__init__\(\) missing 1 required keyword-only argument: 'optimizer'"):
         Line(model(), loss=functional.mse_loss)
 

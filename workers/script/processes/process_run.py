@@ -215,7 +215,7 @@ class ProcessRun:
                 if saves:
                     await_beginning(self._processes.broker, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
-                what = "the workers finish their step and save it" if saves else "the run ends"
+                what = "the workers finish their step and save it" if saves and not knows_failure else "the run ends"
                 if self._processes.wait(QUIET) is None:
                     say(f"{what}; another Ctrl-C ends all at once" if interrupted else f"{reason}: {what}")
                     self._processes.wait(END_TIMEOUT)
