@@ -30,8 +30,8 @@ _PARTS = {
 _INTRODUCTION = """\
 # Errors
 
-Every expected error has a code, such as `[SL101]`, at the end of its message, or in the middle, where the message quotes
-another error. This page explains each, and so does
+Every expected error has a code, such as `[SL101]`, at the end of its message, or in the middle, where the message
+quotes another error. This page explains each, and so does
 
     stageline errors SL101
     stageline errors --search "disk"
