@@ -23,7 +23,7 @@ from support.transports import queues_url, registered
 
 RUN = "line-run"
 Found = TypeVar("Found")
-LIMIT = 20.0  # seconds that a test waits for what must come
+LIMIT = 45.0  # seconds that a test waits for what must come: a damaged length may cost two silences of a connection
 
 
 def queue_of(name: str, *, count: int = 4, window: int | None = 8, per: Per = Per.MICROBATCH) -> Queue:
