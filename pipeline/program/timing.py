@@ -194,7 +194,7 @@ class _Worker:
         return True
 
     def put(self, queue: _TimedQueue) -> bool:
-        """Put a message into `queue` as soon as it has room; return False if nobody has made that yet."""
+        """Put a message into `queue` as soon as it has room; return False if no take has made room yet."""
         if queue.window is not None and (taken := len(queue.puts) + 1 - queue.window) > 0:
             if len(queue.takes) < taken:
                 return False
