@@ -172,7 +172,7 @@ def test_a_run_that_failed_tells_why_and_who(url, workspace, capsys):
     assert (why["phase"], why["state"], why["source"]) == ("failed", "failed", "records")
     assert "stage 1" in why["text"]
     assert why["text"].splitlines()[0] in failed.stderr
-    assert "remove the cause" in why["action"]
+    assert "correct the cause" in why["action"]
     (row,) = told(workspace, capsys, "run", "ls")["runs"]
     assert (row["state"], row["reason"]) == ("failed", why["text"])
 

@@ -80,7 +80,7 @@ def _after_stop(run: RecordedRun) -> str:
         return _go_on(run)
     if not run.complete and not run.steps:
         return f"correct the cause, and begin another run: {_begin(run)}"
-    return f"remove the cause; then {_go_on(run)}"
+    return f"correct the cause; then {_go_on(run)}"
 
 
 def _go_on(run: RecordedRun) -> str:

@@ -44,7 +44,7 @@ def record(
         ({}, "killed", "was killed or lost its machine before it began", "begin another run: stageline train"),
         ({"registry": PLACES}, "killed", "at step 10 of 20; checkpoint 10 is complete", "--resume run-1"),
         ({"outcome": ENDED}, "failed", "worker 1 failed", "correct the cause, and begin another run: stageline train"),
-        ({"registry": PLACES, "outcome": ENDED}, "failed", "worker 1 failed", "remove the cause; then go on with: "),
+        ({"registry": PLACES, "outcome": ENDED}, "failed", "worker 1 failed", "correct the cause; then go on with: "),
         ({"registry": PLACES, "outcome": {**ENDED, "code": 75}}, "stopped", "worker 1 failed", "go on with: stageline"),
         ({"registry": PLACES, "outcome": {**ENDED, "code": 78}}, "failed", "worker 1 failed", "correct the plan"),
     ],

@@ -121,7 +121,7 @@ def test_steps_that_were_called_before_the_workers_had_joined_are_not_lost(works
 
 @pytest.mark.slow
 def test_a_failure_that_the_script_has_not_met_is_named_at_its_end(workspace: Workspace) -> None:
-    """It was told to remove the cause, and of none."""
+    """It was told to correct the cause, and of none."""
     failing = HASTY.replace("torch.randn(8, 4), torch", "torch.randn(8, 5), torch")
     workspace.write("hasty.py", failing)
     _, errors = workspace.start("script", str(workspace.folder / "hasty.py")).communicate()
