@@ -204,7 +204,7 @@ class Executor:
                 share=given.share,
                 owned=bool(received),
             )
-            if torch.get_default_device().type != "cpu":
+            if torch.empty(0).device.type != "cpu":  # a third of the time of torch.get_default_device()
                 demand_default_device(f"stage {stage.index} in {instruction}, a layer's forward")
             if is_last:
                 self.losses.add(output, given.rows)
