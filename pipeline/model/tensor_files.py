@@ -167,11 +167,11 @@ def _loaded(path: Path) -> Mapping[str, torch.Tensor]:
         raise ModelRefused(f"{path.name} is not a whole file of torch.save, or it is of torch before 1.6: {_AGAIN}")
     found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     if not isinstance(found, Mapping):
-        raise ModelRefused(f"{path.name} holds a {type(found).__name__}, not a state dict: {_AGAIN}")
+        raise ModelRefused(f"{path.name} holds an object of type {type(found).__name__}, not a state dict: {_AGAIN}")
     if odd := [name for name, value in found.items() if not isinstance(value, torch.Tensor)]:
         raise ModelRefused(
-            f"{path.name} holds more than a state dict: {odd[0]!r} is a {type(found[odd[0]]).__name__}, not a tensor. "
-            "Save model.state_dict() alone"
+            f"{path.name} holds more than a state dict: {odd[0]!r} is of type {type(found[odd[0]]).__name__}, not a "
+            f"tensor. Save model.state_dict() alone"
         )
     return found
 
