@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model import tensor_files as reading
-from stageline.pipeline.model.tensor_files import pieces_of, read_into, rounds, values_in
+from stageline.pipeline.model.tensor_files import pieces_of, read_into, spans, values_in
 
 TENSORS = {
     "table": torch.arange(70.0).reshape(7, 10),
@@ -39,7 +39,7 @@ def test_a_round_has_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(reading, "ROUND", 100)
     monkeypatch.setattr(reading, "PIECE", 100)
     pieces = [piece for name, tensor in TENSORS.items() for piece in pieces_of(name, tensor)]
-    groups = list(rounds(pieces))
+    groups = list(spans(pieces))
     assert [piece for group in groups for piece in group] == pieces
     assert all(sum(piece.bytes for piece in group) <= 100 for group in groups)
     assert sum(piece.bytes for piece in pieces) == sum(t.numel() * t.element_size() for t in TENSORS.values())
