@@ -66,7 +66,7 @@ def build()"""
         ),
         (
             (PLAIN_ACT, "act=nn.Dropout(0.1)"),
-            r"act of stage 1, of type Dropout, is in training mode and draws with p = 0.1",
+            r"of type Dropout, is in training mode and draws with p = 0.1",
         ),
         (("BatchNorm1d(LENGTH)\n    norm", "BatchNorm1d(LENGTH)\n    norm.running_mean = None #"), "has no statistics"),
         ((PLAIN_ACT, "act=nn.RReLU()"), "act of stage 1, of type RReLU, is in training mode and draws; call eval"),
