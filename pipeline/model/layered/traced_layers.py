@@ -74,7 +74,7 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
         ModelRefused: The model cannot be traced; the error has torch.export's reason.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ModelRefused(f"traced() was given a {type(model).__name__}; expected a torch module")
+        raise ModelRefused(f"traced() was given an object of type {type(model).__name__}; expected a torch module")
     inputs, candidates = Example(example), layer_names(model, within)
     training = traced_forward(model, inputs, candidates)
     with evaluating(model):

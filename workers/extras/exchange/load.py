@@ -256,7 +256,9 @@ def _module_of(made: Any) -> torch.nn.Module:
         case list() | tuple():
             return torch.nn.Sequential(*made)
         case _:
-            raise ModelRefused(f"the model is a {type(made).__name__}; expected a torch module, or stageline.Layers")
+            raise ModelRefused(
+                f"the model is of type {type(made).__name__}; expected a torch module, or stageline.Layers"
+            )
 
 
 def _origin(plan: Plan, model: Any) -> str:
@@ -386,8 +388,8 @@ def configuration_of(model: object, origin: str) -> Mapping[str, object]:
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "to_json_string"):
         raise WeightsUnusable(
-            f"{origin} returned a {type(model).__name__} without a config of transformers: name a folder with its "
-            "config.json by --config"
+            f"{origin} returned an object of type {type(model).__name__} without a config of transformers: name a "
+            f"folder with its config.json by --config"
         )
     found = json.loads(config.to_json_string())  # values of JSON alone
     return {**found, "architectures": found.get("architectures") or [type(model).__name__]}

@@ -252,7 +252,7 @@ def test_a_cut_that_a_tensor_and_a_view_of_it_would_cross_is_refused(where: dict
 def test_a_model_without_a_module_that_is_called_once_has_no_layers():
     with pytest.raises(ModelRefused, match="calls none of its modules exactly once"):
         traced(nn.Flatten(), torch.ones(2, 2))
-    with pytest.raises(ModelRefused, match="given a int; expected a torch module"):
+    with pytest.raises(ModelRefused, match="given an object of type int; expected a torch module"):
         traced(3, torch.ones(2, 2))  # type: ignore[arg-type]
 
 
