@@ -13,7 +13,7 @@ a folder, as transformers has one  model.safetensors.index.json in it, or model.
 A file's tensors are compared with those that a stage needs, and copied into memory of their own, in pieces. A mapped
 file counts as the process's memory where it was read, so each round of pieces maps it for itself:
 
-the file    |· · · · · · · ·|=========|· · · · · · · · · · · ·|    at most `ROUND` bytes of it at a time
+the file    |· · · · · · · ·|=========|· · · · · · · · · · · ·|    at most `SPAN` bytes of it at a time
 memory      |===============|=========|                       |    grows to the stage's own tensors
 """
 
@@ -69,7 +69,7 @@ _WANTED = (
     "expected a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
     "state dict"
 )
-ROUND = 2**22  # bytes of a mapped file; others are open once
+SPAN = 2**22  # bytes of a mapped file; others are open once
 PIECE = 2**20  # bytes
 
 
@@ -273,7 +273,7 @@ def read_into(file: Path, targets: Mapping[str, torch.Tensor]) -> None:
     """
     pieces = [piece for name, target in targets.items() for piece in pieces_of(name, target)]
     with torch.no_grad():
-        for group in rounds(pieces) if is_mapped(file) else [pieces]:
+        for group in spans(pieces) if is_mapped(file) else [pieces]:
             with values_in(file) as values:
                 for piece in group:
                     targets[piece.name][piece.rows].copy_(values(piece.name, piece.rows))
@@ -292,18 +292,18 @@ def pieces_of(name: str, target: torch.Tensor) -> Iterator[Piece]:
         yield Piece(name, slice(low, high), (high - low) * row)
 
 
-def rounds(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield the pieces in order, in groups of at most `ROUND` bytes, or of one piece."""
-    group: list[Piece] = []
+def spans(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces in order, in spans of at most `SPAN` bytes, or of one piece."""
+    span: list[Piece] = []
     size = 0
     for piece in pieces:
-        if group and size + piece.bytes > ROUND:
-            yield group
-            group, size = [], 0
-        group.append(piece)
+        if span and size + piece.bytes > SPAN:
+            yield span
+            span, size = [], 0
+        span.append(piece)
         size += piece.bytes
-    if group:
-        yield group
+    if span:
+        yield span
 
 
 def sources(wanted: Collection[str], stored: Collection[str], twins: Twins) -> dict[str, str]:

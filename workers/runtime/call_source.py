@@ -100,15 +100,20 @@ class CallSource(Protocol):
 
     def evaluated(self, stage: int, output: Tree) -> None:
         """Note that `stage` has run a microbatch of the open call forward."""
+        return
 
     def begin_at(self, position: Position) -> None:
         """Continue from `position`, whose checkpoint has been restored."""
+        return
 
     def note_answered(self) -> None:
         """Note which replies have arrived at the script."""
+        return
 
     def lacks_room(self, now: float) -> None:
         """Note that a message of the source itself cannot be put yet."""
+        return
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
         """Note the broker's orders; steps from `closed` on wait for another one."""
+        return
