@@ -45,7 +45,8 @@ from stageline.workers.runs.metrics import (
 from stageline.workers.runtime.calls import UNDER_WAY
 from stageline.workers.script.calls.calls import StepLoss
 
-from .callbacks import Callback, FitOptions, Fitted, named, one_pass
+from .callbacks import Callback, FitOptions, Fitted, named
+from .fit_batches import one_pass
 
 Found = Mapping[str, float | None]
 
