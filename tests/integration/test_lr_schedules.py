@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,15 +80,18 @@ def _batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [SMALL.batch(number, 4) for number in range(count)]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_lines_scheduler_steps_after_each_epoch_of_a_fit(accumulate: int) -> None:
+@pytest.mark.parametrize(
+    ("accumulate", "workers"), [(1, "inline"), (2, "inline"), pytest.param(1, "processes", marks=pytest.mark.slow)]
+)
+def test_a_lines_scheduler_steps_after_each_epoch_of_a_fit(accumulate: int, workers: Any, tmp_path: Path) -> None:
     batches = _batches(4)
     model = SMALL.build()
     optimizer = SGD(model.parameters())
     plain = PlainLoop(
         model, SMALL.loss, optimizer, 2, accumulate, lr_scheduler=HALVED(optimizer), lr_every=4 // accumulate
     ).train(batches * 3)
-    with Line(SMALL.build(), lr_every="epoch", stages=2, microbatches=2, accumulate=accumulate, **GIVEN) as line:
+    given = {**GIVEN, "workers": workers, "folder": tmp_path, "accumulate": accumulate}
+    with Line(SMALL.build(), lr_every="epoch", stages=2, microbatches=2, **given) as line:
         first = line.fit(batches, steps=5 // accumulate)  # the next fit goes on within the second epoch
         fitted = line.fit(batches, epochs=3)
         assert not differing(line.state_dict(), plain.state())

@@ -186,17 +186,8 @@ class RunCalls(Protocol):
 def encode_call(call: Call) -> Tree:
     """Return the payload of `call` for a CALL queue."""
     state: Tree = None if call.state is None else {**call.state}
-    return (
-        call.kind.value,
-        call.number,
-        call.step,
-        call.evaluation,
-        call.inputs,
-        call.targets,
-        state,
-        call.ema,
-        call.epoch,
-    )
+    place = call.number, call.step, call.evaluation
+    return (call.kind.value, *place, call.inputs, call.targets, state, call.ema, call.epoch)
 
 
 def settled_call(call: Call, reply: Tree) -> Tree:

@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from stageline.pipeline.data import Batch
 from stageline.pipeline.evaluation import Standing
@@ -151,7 +151,7 @@ class Fit:
         options: FitOptions,
         record: EvaluationLog,
         number: int,
-        measure: Callable[[Iterable[Batch]], Found],
+        measure: Callable[[Iterable[Any]], Found],
         end: int | None = None,
     ) -> None:
         """Prepare a fit, and take up the evaluations that it has on record.
