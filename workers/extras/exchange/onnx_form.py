@@ -6,8 +6,11 @@ outputs     output, logits, more.0: as `stageline predict` names them
 Dimension 0 of each tensor is called rows. Weights above 1.5 GB are in a second file, x.onnx.data.
 """
 
+import logging
 import shutil
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -70,11 +73,11 @@ def _program(model: torch.nn.Module, inputs: Tree) -> Any:
     given, named = _arguments(model, inputs)
     shapes = tuple(_sizes(each, varying) for each in (*given, *named.values()))
     try:
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():
+        with warnings.catch_warnings(action="ignore"), _only_errors_logged(), torch.no_grad():
             outputs = model(*given, **named)
             exported = torch.export.export(model, given, named, dynamic_shapes=shapes, strict=False)
             names = {"input_names": _names(inputs, "input"), "output_names": _names(outputs, "output")}
-            return torch.onnx.export(exported, dynamo=True, verbose=False, **names)
+            return torch.onnx.export(exported, dynamo=True, verbose=False, dynamic_shapes=shapes, **names)
     except Exception as error:  # the exporter runs the user's forward, which raises errors of any class
         cause = error.__cause__ or error
         reason = str(cause).strip().partition("\n")[0]
@@ -82,6 +85,18 @@ def _program(model: torch.nn.Module, inputs: Tree) -> Any:
             f"torch cannot export the model as ONNX for inputs {describe(inputs)} with any number of rows: "
             f"{type(cause).__name__}: {reason}. Its forward must be one that torch.export takes"
         ) from error
+
+
+@contextmanager
+def _only_errors_logged() -> Iterator[None]:
+    """Return a context in which torch's exporter does not log that other packages are not installed."""
+    log = logging.getLogger("torch.onnx")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _arguments(model: torch.nn.Module, inputs: Tree) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -96,7 +111,8 @@ def _arguments(model: torch.nn.Module, inputs: Tree) -> tuple[tuple[Any, ...], d
 
 def _sizes(tree: Tree, varying: Any) -> Any:
     """Return which dimensions of the tensors in `tree` vary: the first. Other leaves have none."""
-    return map_leaves(lambda leaf: {0: varying} if isinstance(leaf, torch.Tensor) else None, tree)
+    sizes: Any = lambda leaf: {0: varying} if isinstance(leaf, torch.Tensor) else None  # noqa: E731 - no leaf of a tree
+    return map_leaves(sizes, tree)
 
 
 def _names(tree: Tree, alone: str) -> list[str]:

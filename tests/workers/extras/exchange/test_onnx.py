@@ -56,6 +56,9 @@ def test_the_reference_of_onnx_computes_what_the_model_does_for_any_number_of_ro
             assert torch.allclose(
                 computed(workspace.folder / "model.onnx", {"input": x})["output"], model(x), atol=1e-6
             )
+    onnx = pytest.importorskip("onnx")
+    (given,) = onnx.load(workspace.folder / "model.onnx").graph.input
+    assert [size.dim_param or size.dim_value for size in given.type.tensor_type.shape.dim] == ["rows", 4]
     again = workspace.command("export", str(run), "model.onnx")
     assert again.returncode == 2
     assert "is not overwritten" in again.stderr
