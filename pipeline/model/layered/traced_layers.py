@@ -36,7 +36,9 @@ from stageline.pipeline.stage.layers.skipped_calls import all_hooks
 from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
-from .export import COMPUTED, Example, Forward, traced_forward
+from .example import Example
+from .export import Forward, traced_forward
+from .output import COMPUTED
 from .pieces import outer_calls, pieces_of
 from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
 

@@ -26,7 +26,7 @@ TENSORS = {
 def test_what_is_read_is_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, most: int
 ) -> None:
-    monkeypatch.setattr(reading, "ROUND", most)
+    monkeypatch.setattr(reading, "SPAN", most)
     monkeypatch.setattr(reading, "PIECE", most)
     file = tmp_path / f"m{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(TENSORS, file)
@@ -35,8 +35,8 @@ def test_what_is_read_is_what_was_saved(
     assert all(torch.equal(targets[name], tensor) for name, tensor in TENSORS.items())
 
 
-def test_a_round_has_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ROUND", 100)
+def test_a_span_has_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "SPAN", 100)
     monkeypatch.setattr(reading, "PIECE", 100)
     pieces = [piece for name, tensor in TENSORS.items() for piece in pieces_of(name, tensor)]
     groups = list(spans(pieces))
