@@ -13,7 +13,7 @@ from stageline.workers.extras.exchange.onnx_form import example_of, export_onnx
 from support.workspace import Workspace
 
 
-class Named(nn.Module):
+class TwoInputs(nn.Module):
     """Takes a dict by names, as models of transformers do, and returns trees."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ def test_the_reference_of_onnx_computes_what_the_model_does_for_any_number_of_ro
 @pytest.mark.filterwarnings("ignore")
 def test_inputs_and_outputs_that_are_trees_have_the_names_that_predict_has(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    model = Named().eval()
+    model = TwoInputs().eval()
     batch = {"ids": torch.randint(16, (5, 6)), "mask": torch.ones(5, 6)}
     export_onnx(model, example_of(batch), tmp_path / "named.onnx")
     found = computed(tmp_path / "named.onnx", batch)
