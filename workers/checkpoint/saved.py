@@ -41,6 +41,7 @@ from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
 from .snapshot import UNSEALED, Snapshot, SnapshotDamaged, read_manifest, write_manifest
 
 SAVED = "saved.json"
+NOTHING_TRAINED = "no step was trained yet, so there is nothing to go on from; state_dict() has the weights"
 _WEIGHTS_OF_RUN = {  # the files of a finished run, and why there may be none
     "stage-*.safetensors": "a run writes them at its end, on the machines of its workers. `stageline run ls` shows "
     "which runs have finished; `stageline train --resume` goes on with one",

@@ -3,6 +3,7 @@
 This file has the script's view. A `ScriptRun` carries the calls out, in this process or in others.
 """
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -14,17 +15,18 @@ from torch import Tensor
 
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.tree import Tree, concatenate, map_tensors
+from stageline.pipeline.tree import Tree, concatenate
 from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, batches_of_step
 
 from .arguments import LineCall, Model, given_as
-from .begin import begin_run
+from .begin import ScriptRun
 from .callbacks import BetterName, Callback, FitBatches, FitOptions, Fitted, demand_fit, end_of, held_out_of, steps_from
-from .calls.calls import Replies, StepLoss, only, total
-from .calls.news import display_of
+from .calls.calls import Replies, StepLoss, copied, measured, only, total
+from .calls.news import Display, display_of, say
 from .calls.page import Seen, Timetable, page
 from .checks import batches_of, demand_batch
+from .first_batch import begin_line
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
@@ -99,12 +101,10 @@ class Line(AbstractContextManager["Line"]):
         self._waiting: list[Future[Replies]] = []
         self._closed = ""
         self._options = options
-        self._weights, self._check_inputs, self._run = begin_run(options)
+        self._begun = begin_line(options)
         self._evaluations, self._fits = self._open_log(), 0
         self._seen = Seen(self._run.position)
-        news = None if self._run.folder is None else self._run.news
-        waits_for, progress = self._run.waits_for, options.progress
-        self._display = display_of(options.name, self._seen, waits_for, progress, news)  # its thread is in no fork
+        self._display = self._displayed()
 
     @classmethod
     def resume(cls, saved: str | Path, /, model: Model, **arguments: Any) -> Self:
@@ -173,7 +173,7 @@ class Line(AbstractContextManager["Line"]):
         """
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
-        return StepLoss(lambda: _measured(done.result()))
+        return StepLoss(lambda: measured(done.result()))
 
     def fit(
         self,
@@ -224,7 +224,7 @@ class Line(AbstractContextManager["Line"]):
         )
         demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
         self._fits += 1
-        differs = None if self._run.batches is None else self._run.batches.of_fit(self._fits, self.position)
+        differs = self._run.of_fit(self._fits)
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs)
         measure = partial(self._evaluate, ema=self._keeps_averages)
         end = end_of(batches, epochs, steps, self._options.accumulate)
@@ -264,8 +264,8 @@ class Line(AbstractContextManager["Line"]):
         """
         self._demand_averages(ema=ema)
         rows(x)
-        self._check_inputs(x, self._options.accumulate)
-        return concatenate(only(self._call(Call(CallKind.PREDICT, inputs=_copied(x), ema=ema)).result()))
+        self._begin_with(x, self._options.accumulate)
+        return concatenate(only(self._call(Call(CallKind.PREDICT, inputs=copied(x), ema=ema)).result()))
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return the weights under the unsplit model's names, in its order, on the CPU.
@@ -280,9 +280,9 @@ class Line(AbstractContextManager["Line"]):
         """
         self._demand_averages(ema=ema)
         if self._closed == FINISHED:
-            return self._weights.in_order(self._run.weights(ema=ema))
+            return self._begun.weights.in_order(self._run.weights(ema=ema))
         parts = cast("Mapping[int, dict[str, Tensor]]", self._call(Call(CallKind.STATE, ema=ema)).result())
-        return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
+        return self._begun.weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set the weights from `state`, which has the unsplit model's names; optimizer state and averages stay.
@@ -290,7 +290,7 @@ class Line(AbstractContextManager["Line"]):
         Raises:
             ModelRefused: Names are missing or unknown, or shapes or dtypes differ; the line has not changed.
         """
-        self._weights.check(state)
+        self._begun.weights.check(state)
         copies = {name: tensor.detach().clone() for name, tensor in state.items()}
         self._call(Call(CallKind.LOAD, state=copies)).result()
 
@@ -326,6 +326,31 @@ class Line(AbstractContextManager["Line"]):
         state = self._closed or f"position {self.position}"
         return page(self._options.name, state, self._seen, self._run.workers(), self.timetable())
 
+    @property
+    def _run(self) -> ScriptRun:
+        return self._begun.run
+
+    def _begin_with(self, inputs: Tree, times: int) -> None:
+        """Begin the run if it waits for its first batch, and check the inputs of a batch.
+
+        Args:
+            inputs: Inputs of the batch.
+            times: In how many times the line's microbatches the batch is cut.
+        """
+        if self._begun.begin is not None and not self._closed:
+            self._begun = self._begun.begin(inputs, times)
+            self._display = self._displayed()
+        self._begun.check_inputs(inputs, times)
+
+    def _displayed(self) -> Display | None:
+        """Tell the news of the beginning, and return a display of the run; its thread is in no fork."""
+        if self._begun.begin is not None:
+            return None
+        if self._options.progress is not False and sys.stderr is not None:
+            say(*self._begun.news)
+        news = None if self.folder is None else self._run.news
+        return display_of(self._options.name, self._seen, self._run.waits_for, self._options.progress, news)
+
     def _open_log(self) -> EvaluationLog:
         try:
             return EvaluationLog(self._run.folder, self._run.position)
@@ -350,8 +375,8 @@ class Line(AbstractContextManager["Line"]):
         of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
-            self._check_inputs(inputs, self._options.accumulate // of_step)
-        return self._call(Call(kind, inputs=_copied(x), targets=_copied(y), ema=ema))
+            self._begin_with(inputs, self._options.accumulate // of_step)
+        return self._call(Call(kind, inputs=copied(x), targets=copied(y), ema=ema))
 
     def _call(self, call: Call) -> "Future[Replies]":
         """Submit a call, and return the future of its replies.
@@ -370,14 +395,3 @@ class Line(AbstractContextManager["Line"]):
         done = self._run.submit(call)
         self._waiting.append(done)
         return done
-
-
-def _copied(tree: Tree) -> Tree:
-    """Return a copy of `tree`: retained calls must not change, and a loader may fill the same memory again."""
-    return map_tensors(lambda tensor: tensor.detach().clone(), tree)
-
-
-def _measured(replies: Replies) -> tuple[float | None, float | None]:
-    """Return a step's loss and the norm of its gradients."""
-    found: float | tuple[float | None, float] | None = only(replies)
-    return found if isinstance(found, tuple) else (found, None)

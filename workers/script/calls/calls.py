@@ -16,7 +16,7 @@ from typing import Any
 from stageline.broker.codec.message import Message
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.program import Program, Queue
-from stageline.pipeline.tree import Tree
+from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.runtime.calls import Call, CallKind, Position, encode_call
 
 WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ
@@ -87,6 +87,17 @@ class OpenCall:
 def only(replies: Replies) -> Any:
     """Return the only reply that is not None: the one from the owner of the last stage."""
     return next((reply for reply in replies.values() if reply is not None), None)
+
+
+def measured(replies: Replies) -> tuple[float | None, float | None]:
+    """Return a step's loss and the norm of its gradients."""
+    found: float | tuple[float | None, float] | None = only(replies)
+    return found if isinstance(found, tuple) else (found, None)
+
+
+def copied(tree: Tree) -> Tree:
+    """Return a copy of `tree`: retained calls must not change, and a loader may fill the same memory again."""
+    return map_tensors(lambda tensor: tensor.detach().clone(), tree)
 
 
 def total(replies: Iterable[Replies]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.saved import (
+    NOTHING_TRAINED,
     NotSaved,
     SavedRun,
     begin_from_saved,
@@ -30,6 +31,7 @@ from stageline.workers.runs.owner import RunGoesOn, require_free
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
 from stageline.workers.script.calls.calls import Replies
+from stageline.workers.script.calls.example import NAME as EXAMPLE
 from stageline.workers.script.calls.news import ask, say
 
 LOOK = 0.1  # seconds between two looks
@@ -77,12 +79,13 @@ def save_checkpoint(
         NotSaved: No step was trained yet, or the folder cannot be used.
     """
     if not position():
-        raise NotSaved("no step was trained yet, so there is nothing to go on from; state_dict() has the weights")
+        raise NotSaved(NOTHING_TRAINED)
     draft = draft_folder(folder.absolute())
     try:
         call(str(draft))
         carry_lines(runs.folder(plan, run), position(), draft, EVALUATIONS)
         keep_batches(runs.folder(plan, run), position(), draft)
+        _keep_file(EXAMPLE, runs.folder(plan, run), draft)
         complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name
@@ -106,7 +109,7 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
     if not runs.differences_from(plan, kept):
         run = begin_from_saved(plan, folder) if saved else kept.name
-        _keep_batches(kept, runs.folder(plan, run))
+        _keep_records(kept, runs.folder(plan, run))
         return run
     source = source_in(kept)
     if not needs_recut(plan, source):
@@ -114,14 +117,19 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     if not saved:
         await_former_processes(kept, plan.recovery.lease)
     run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved else "")
-    _keep_batches(kept, runs.folder(plan, run))
+    _keep_records(kept, runs.folder(plan, run))
     return run
 
 
-def _keep_batches(before: Path, now: Path) -> None:
-    """Copy the record of batches to the new run, whose batches are compared with it."""
-    if (before / BATCHES).exists() and not (now / BATCHES).exists():
-        shutil.copyfile(before / BATCHES, now / BATCHES)
+def _keep_records(before: Path, now: Path) -> None:
+    """Copy to the new run the record of batches, with which its own are compared, and the example of a trace."""
+    _keep_file(BATCHES, before, now)
+    _keep_file(EXAMPLE, before, now)
+
+
+def _keep_file(name: str, before: Path, now: Path) -> None:
+    if (before / name).exists() and not (now / name).exists():
+        shutil.copyfile(before / name, now / name)
 
 
 def begun_run(plan: Plan, folder: Path) -> str:
