@@ -64,7 +64,7 @@ def _tensor_digest(name: str, tensor: "Tensor") -> TensorDigest:
     import torch
 
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"state_dict entry {name!r} is a {type(tensor).__name__}, not a tensor: it has no digest")
+        raise TypeError(f"state_dict entry {name!r} is of type {type(tensor).__name__}, not a tensor: it has no digest")
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     view = (ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())  # no copy; `raw` keeps the memory alive
     return str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), hashlib.sha256(view).hexdigest()

@@ -112,7 +112,7 @@ PUBLIC = (
     "pipeline/stage/stage.py",
     "workers/checkpoint/recut.py",  # checkpoints
     "workers/checkpoint/regroup.py",
-    "workers/checkpoint/saved.py",
+    "workers/checkpoint/trained_weights.py",
     "workers/checkpoint/snapshot.py",
     "workers/checkpoint/source.py",
     "workers/disk/atomic_file.py",  # files that are whole or absent

@@ -66,7 +66,10 @@ def count_tensors(node: Structure, depth: int) -> int:
         return 0
     match node:
         case [kind, *_] if type(kind) is not int:  # `False` and `0.0` equal 0
-            raise BadMessage(f"the structure holds an array that begins with a {type(kind).__name__}, not with an int")
+            raise BadMessage(
+                f"the structure holds an array that begins with an object of type {type(kind).__name__}, not with "
+                f"an int"
+            )
         case [0]:
             return 1
         case [1 | 2 | 3, *_] if depth == 0:
@@ -75,7 +78,9 @@ def count_tensors(node: Structure, depth: int) -> int:
             return sum(count_tensors(item, depth - 1) for item in items)
         case [3, *pairs] if _alternate(pairs):
             return sum(count_tensors(value, depth - 1) for value in pairs[1::2])
-    raise BadMessage(f"the structure holds a {type(node).__name__} that is neither a value nor a container")
+    raise BadMessage(
+        f"the structure holds an object of type {type(node).__name__} that is neither a value nor a container"
+    )
 
 
 def _structure(tree: "Tree | PackedTensor", depth: int, place: str, tensors: list[Tensor | PackedTensor]) -> Structure:

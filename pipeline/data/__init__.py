@@ -4,7 +4,7 @@ May import `process`, and the files of `pipeline` itself. Read `source.py`, then
 and `readers.py` make sources of torch's datasets, in which each sample has random numbers of its own.
 """
 
-from .batch import Batch, Microbatch, Order, Rows, cut, cut_step, rows, split_batch
+from .batch import Batch, Microbatch, Order, Rows, cut, cut_step, joined_outputs, rows, split_batch
 from .feed import Feed
 from .source import NumberedSource, Numbering, Source
 
@@ -19,6 +19,7 @@ __all__ = [
     "Source",
     "cut",
     "cut_step",
+    "joined_outputs",
     "rows",
     "split_batch",
 ]

@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import DataError
-from stageline.pipeline.tree import Tree, leaves, map_tensors, tensors
+from stageline.pipeline.tree import Tree, concatenate, describe, leaves, map_tensors, tensors
 
 Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
 
@@ -114,6 +114,23 @@ def split_batch(tree: Tree, microbatches: int) -> list[Tree]:
         return list(tree.tensor_split(microbatches))
     slices = [leaf.tensor_split(microbatches) for leaf in tensors(tree)]
     return [_refill(tree, iter(microbatch)) for microbatch in zip(*slices, strict=True)]
+
+
+def joined_outputs(outputs: Sequence[Tree]) -> Tree:
+    """Return a model's outputs for the microbatches of a batch as its output for the batch.
+
+    Raises:
+        DataError: A tensor of the outputs has no rows to join, or not the same shape for each row.
+    """
+    paths = [path for path, leaf in leaves(outputs[0]) if isinstance(leaf, torch.Tensor)]
+    for path, *parts in zip(paths, *map(tensors, outputs), strict=True):
+        if not all(part.dim() for part in parts) or len({part.shape[1:] for part in parts}) > 1:
+            raise DataError(
+                f"the model's output{path} is {', '.join(dict.fromkeys(map(describe, parts)))} for the microbatches of "
+                f"a batch, which a prediction joins by rows (dimension 0). Let the forward return it in training mode "
+                f"only, with `if self.training`, or with a dimension of rows first and all others of one size"
+            )
+    return concatenate(outputs)
 
 
 def slice_rows(tree: Tree, here: slice) -> Tree:

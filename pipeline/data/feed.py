@@ -155,7 +155,7 @@ def _asked(source: "Source | _NoRows", step: int, name: str) -> Batch:
     what = f"{name}'s batch({step})"
     batch = called(partial(source.batch, step), what)
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
-        raise DataError(f"{what} returned a {type(batch).__name__}; expected two: (inputs, targets)")
+        raise DataError(f"{what} returned an object of type {type(batch).__name__}; expected two: (inputs, targets)")
     inputs, targets = batch
     return inputs, targets
 

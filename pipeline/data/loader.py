@@ -366,7 +366,7 @@ class StreamLoader:
         if samples:
             yield samples
         if not place:
-            raise DataError(f"the dataset, a {type(self._dataset).__name__}, gave no sample in epoch {epoch}")
+            raise DataError(f"the dataset, of type {type(self._dataset).__name__}, gave no sample in epoch {epoch}")
 
     def _begin(self, epoch: int) -> Iterator[Any]:
         with generators_kept(), one_thread():

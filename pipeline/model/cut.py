@@ -229,7 +229,8 @@ def _refuse_other_state(segments: Sequence[Segment]) -> None:
         for name, value in part.weights.items():
             if not isinstance(value, torch.Tensor):
                 raise ModelRefused(
-                    f"{name} in the state_dict() of the model is a {type(value).__name__}, and stages save tensors "
+                    f"{name} in the state_dict() of the model is of type {type(value).__name__}, and stages save "
+                    f"tensors "
                     "alone. Let get_extra_state return a tensor, which set_extra_state takes, or register a buffer "
                     "(docs/guides/models.md)"
                 )

@@ -153,12 +153,12 @@ def _children(model: torch.nn.Sequential) -> _NamedLayers:
 def _unknown(model: object) -> ModelRefused:
     if hasattr(model, _OF_PEFT):
         return ModelRefused(
-            f"the model is a {type(model).__name__} of peft, which wraps the model that has the adapters: give its "
-            f"get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/guides/lora.md)"
+            f"the model is of type {type(model).__name__}, of peft, which wraps the model that has the adapters: "
+            f"give its get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/guides/lora.md)"
         )
     families = ", ".join(family.class_name for family in FAMILIES)
     return ModelRefused(
-        f"the model is a {type(model).__name__}; expected an nn.Sequential, a model of a known family "
+        f"the model is of type {type(model).__name__}; expected an nn.Sequential, a model of a known family "
         f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
         f"that out (docs/guides/models.md), or a list with one module for each stage"
     )

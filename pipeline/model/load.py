@@ -130,7 +130,7 @@ def load_function(reference: str, base: Path, key: str) -> Callable[..., Any]:
     found = load_object(reference, base, key)
     made = call(found, key) if isinstance(found, type) else found
     if not callable(made):
-        raise ModelRefused(f'{key} = "{reference}" is a {type(made).__name__}, which cannot be called')
+        raise ModelRefused(f'{key} = "{reference}" is of type {type(made).__name__}, which cannot be called')
     return made  # type: ignore[no-any-return]
 
 
@@ -149,7 +149,8 @@ def _load_feature(plan: Plan, reference: str) -> Feature:
     made = found if isinstance(found, Feature) else call(found, f'features = ["{reference}"]')
     if not isinstance(made, Feature):
         raise ModelRefused(
-            f'features = ["{reference}"] is a {type(made).__name__}; expected a subclass of stageline.Feature, an '
+            f'features = ["{reference}"] is of type {type(made).__name__}; expected a subclass of '
+            f"stageline.Feature, an "
             f"object of one, or a function that returns one"
         )
     demand_hooks(made)
@@ -202,8 +203,8 @@ def _load_source(plan: Plan, name: str, reference: str) -> Source:
     if not all(hasattr(source, name) for name in ("batch", "held_out", "steps_per_epoch")):
         dataset = ': for a Dataset, write dataset = "..." instead' if hasattr(source, "__getitem__") else ""
         raise ModelRefused(
-            f"{key} returned a {type(source).__name__}; expected an object with batch(step), held_out() and "
-            f"steps_per_epoch, such as stageline.Rows(inputs, targets, batch_size, seed){dataset}"
+            f"{key} returned an object of type {type(source).__name__}; expected an object with batch(step), "
+            f"held_out() and steps_per_epoch, such as stageline.Rows(inputs, targets, batch_size, seed){dataset}"
         )
     steps = call(lambda: source.steps_per_epoch, f"{key}: steps_per_epoch")
     if not isinstance(steps, int) or steps < 1:
@@ -243,7 +244,8 @@ def _load_dataset(plan: Plan, name: str, reference: str | None) -> Any:
         return call(found, key, **plan.data.options)
     if plan.data.options:
         raise ModelRefused(
-            f"{key} is a {type(found).__name__}, which takes no data.options: leave them out, or name what makes it"
+            f"{key} is of type {type(found).__name__}, which takes no data.options: leave them out, or name what "
+            f"makes it"
         )
     return found
 

@@ -93,7 +93,7 @@ def rows_by(function: Any, plan: "plans.Plan") -> list[str]:
     except ModelRefused as error:
         raise _refused(plan, str(error)) from error.__cause__
     if not isinstance(returned, list | tuple):
-        raise _refused(plan, f"it returned a {type(returned).__name__}; {_WANTED}")
+        raise _refused(plan, f"it returned an object of type {type(returned).__name__}; {_WANTED}")
     if len(returned) != len(placement):
         raise _refused(plan, f"it returned {len(returned)} lists for {len(placement)} workers; {_WANTED}")
     return [_row(plan, worker, actions) for worker, actions in enumerate(returned)]
@@ -117,7 +117,7 @@ def _within_time(function: Callable[[], Any]) -> Any:
 
 def _row(plan: "plans.Plan", worker: int, actions: object) -> str:
     if not isinstance(actions, list | tuple):
-        raise _refused(plan, f"for worker {worker} it returned a {type(actions).__name__}; {_WANTED}")
+        raise _refused(plan, f"for worker {worker} it returned an object of type {type(actions).__name__}; {_WANTED}")
     for place, action in enumerate(actions):
         if not isinstance(action, str | Action):
             what = f"action {place} of worker {worker} is {repr(action)[:60]}, of type {type(action).__name__}"

@@ -270,7 +270,8 @@ def _made(
         made = call(partial(factory, argument, **section.options), table)
         if missing := [name for name in needed if not hasattr(made, name)]:
             raise ModelRefused(
-                f'{table}.factory = "{section.factory}" returned a {type(made).__name__} without {missing[0]}; '
+                f'{table}.factory = "{section.factory}" returned an object of type {type(made).__name__} without '
+                f"{missing[0]}; "
                 f"expected what those of torch.optim return"
             )
         return made

@@ -48,7 +48,7 @@ def _counting(part: Segment) -> Iterator[str]:
     for title, each in _modules(part):
         if isinstance(each, _NormBase) and each.training and each.track_running_stats:
             yield (
-                f"{title}, a {type(each).__name__}, counts statistics of the microbatches that it sees, and each "
+                f"{title}, of type {type(each).__name__}, counts statistics of the microbatches that it sees, and each "
                 f"replica sees others; {_EVAL}, or use LayerNorm or GroupNorm"
             )
 
@@ -67,7 +67,7 @@ def impure_modules(segments: Sequence[Segment]) -> Iterator[str]:
     for part in segments:
         for title, each in _modules(part):
             if reason := _reason(each):
-                yield f"{title} of stage {part.index}, a {type(each).__name__}, {reason}"
+                yield f"{title} of stage {part.index}, of type {type(each).__name__}, {reason}"
 
 
 def _reason(module: nn.Module) -> str:

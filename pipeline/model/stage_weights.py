@@ -250,7 +250,9 @@ def variables_of(parts: Parts) -> dict[str, torch.Tensor]:
     found = {joined(name, key): value for name, part in parts for key, value in part.state_dict(keep_vars=True).items()}
     for name, value in found.items():
         if not isinstance(value, torch.Tensor):
-            raise ModelRefused(f"{name} is a {type(value).__name__}, not a tensor: files of weights have tensors alone")
+            raise ModelRefused(
+                f"{name} is of type {type(value).__name__}, not a tensor: files of weights have tensors alone"
+            )
     return found
 
 

@@ -13,7 +13,7 @@ a folder, as transformers has one  model.safetensors.index.json in it, or model.
 A file's tensors are compared with those that a stage needs, and copied into memory of their own, in pieces. A mapped
 file counts as the process's memory where it was read, so each round of pieces maps it for itself:
 
-the file    |· · · · · · · ·|=========|· · · · · · · · · · · ·|    at most `ROUND` bytes of it at a time
+the file    |· · · · · · · ·|=========|· · · · · · · · · · · ·|    at most `SPAN` bytes of it at a time
 memory      |===============|=========|                       |    grows to the stage's own tensors
 """
 
@@ -69,7 +69,7 @@ _WANTED = (
     "expected a .safetensors file, a model.safetensors.index.json, a folder with one of them, or a .pt file of a "
     "state dict"
 )
-ROUND = 2**22  # bytes of a mapped file; others are open once
+SPAN = 2**22  # bytes of a mapped file; others are open once
 PIECE = 2**20  # bytes
 
 
@@ -167,11 +167,11 @@ def _loaded(path: Path) -> Mapping[str, torch.Tensor]:
         raise ModelRefused(f"{path.name} is not a whole file of torch.save, or it is of torch before 1.6: {_AGAIN}")
     found = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     if not isinstance(found, Mapping):
-        raise ModelRefused(f"{path.name} holds a {type(found).__name__}, not a state dict: {_AGAIN}")
+        raise ModelRefused(f"{path.name} holds an object of type {type(found).__name__}, not a state dict: {_AGAIN}")
     if odd := [name for name, value in found.items() if not isinstance(value, torch.Tensor)]:
         raise ModelRefused(
-            f"{path.name} holds more than a state dict: {odd[0]!r} is a {type(found[odd[0]]).__name__}, not a tensor. "
-            "Save model.state_dict() alone"
+            f"{path.name} holds more than a state dict: {odd[0]!r} is of type {type(found[odd[0]]).__name__}, not a "
+            f"tensor. Save model.state_dict() alone"
         )
     return found
 
@@ -273,7 +273,7 @@ def read_into(file: Path, targets: Mapping[str, torch.Tensor]) -> None:
     """
     pieces = [piece for name, target in targets.items() for piece in pieces_of(name, target)]
     with torch.no_grad():
-        for group in rounds(pieces) if is_mapped(file) else [pieces]:
+        for group in spans(pieces) if is_mapped(file) else [pieces]:
             with values_in(file) as values:
                 for piece in group:
                     targets[piece.name][piece.rows].copy_(values(piece.name, piece.rows))
@@ -292,18 +292,18 @@ def pieces_of(name: str, target: torch.Tensor) -> Iterator[Piece]:
         yield Piece(name, slice(low, high), (high - low) * row)
 
 
-def rounds(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield the pieces in order, in groups of at most `ROUND` bytes, or of one piece."""
-    group: list[Piece] = []
+def spans(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Yield the pieces in order, in spans of at most `SPAN` bytes, or of one piece."""
+    span: list[Piece] = []
     size = 0
     for piece in pieces:
-        if group and size + piece.bytes > ROUND:
-            yield group
-            group, size = [], 0
-        group.append(piece)
+        if span and size + piece.bytes > SPAN:
+            yield span
+            span, size = [], 0
+        span.append(piece)
         size += piece.bytes
-    if group:
-        yield group
+    if span:
+        yield span
 
 
 def sources(wanted: Collection[str], stored: Collection[str], twins: Twins) -> dict[str, str]:

@@ -133,7 +133,8 @@ def _refuse_references(part: Segment, borrowed: Mapping[int, _Shared], copies: M
             shared = borrowed[key]
             raise ModelRefused(
                 f"stages {shared.first} and {part.index} share a parameter, {shared.title}, and stage {part.index} "
-                f"gets a copy of it; but {attribute} of {path}, a {type(module).__name__}, leads to the original. Look "
+                f"gets a copy of it; but {attribute} of {path}, of type {type(module).__name__}, leads to the "
+                f"original. Look "
                 f"it up where it is used, as self.name in the forward; a hook has the module as its argument. Or cut "
                 f"so that one stage has both uses (docs/guides/models.md)"
             )

@@ -18,9 +18,9 @@ class ScriptCalls:
     """Pass for a run whose batches come with a script's calls."""
 
     @classmethod
-    def of(cls, *, scripted: bool) -> tuple[Pass, ...]:
-        """Return the passes of a run whose batches a script brings, evaluated ones too; none for another run."""
-        return (Evaluation(by_credit=False), cls()) if scripted else ()
+    def with_evaluation(cls) -> tuple[Pass, ...]:
+        """Return the passes of a run whose batches a script brings, evaluated ones too."""
+        return (Evaluation(by_credit=False), cls())
 
     def lower(self, program: Program) -> Program:
         """Return `program` with the queues of calls, losses and replies."""

@@ -90,5 +90,5 @@ def test_a_model_that_wraps_another_is_refused_with_the_way_to_that() -> None:
         def get_base_model(self) -> torch.nn.Module:
             return self.base
 
-    with pytest.raises(ModelRefused, match=r"a Wrapper of peft, which wraps .*: give its get_base_model\(\)"):
+    with pytest.raises(ModelRefused, match=r"of type Wrapper, of peft, which wraps .*: give its get_base_model\(\)"):
         Line(Wrapper(), stages=1, loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD, workers="inline")

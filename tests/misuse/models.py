@@ -83,8 +83,8 @@ ROWS = (
         "an exception whose text cannot be made", UNPRINTABLE, "Unprintable: (its text cannot be made: RuntimeError)"
     ),
     build("an exception with control characters", r"raise ValueError('a\x1b[2Jb')", r"ValueError: a\x1b[2Jb"),
-    build("a factory that returns nothing", "return None", "the model is a NoneType; expected an nn.Sequential"),
-    model("a factory that returns one layer", "nn.Linear(4, 2)", "the model is a Linear; expected an nn.Sequential"),
+    build("a factory that returns nothing", "return None", "the model is of type NoneType; expected an nn.Sequential"),
+    model("a factory that returns one layer", "nn.Linear(4, 2)", "model is of type Linear; expected an nn.Sequential"),
     model("a model without layers", "nn.Sequential()", "the model has no layers"),
     build("a list of what is no module", "return [nn.Linear(4, 2), 3]", "leave model.cut and model.stages out"),
     model(

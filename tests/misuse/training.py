@@ -92,7 +92,7 @@ ROWS = (
     optimizer(
         "a factory that makes no optimizer",
         "def Own(parameters, lr):\n    return 3",
-        'optimizer.factory = "model.py:Own" returned a int without step',
+        'optimizer.factory = "model.py:Own" returned an object of type int without step',
     ),
     optimizer(
         "an optimizer that raises",

@@ -69,7 +69,7 @@ def test_name_dtype_and_shape_count():
 
 
 def test_an_entry_that_is_not_a_tensor_is_named():
-    with pytest.raises(TypeError, match=r"'0\._extra_state' is a dict"):
+    with pytest.raises(TypeError, match=r"'0\._extra_state' is of type dict"):
         tensor_digests({"0._extra_state": {}})  # type: ignore[dict-item]
 
 

@@ -35,7 +35,7 @@ def calls_of(
 
 def queued_calls(schedule: Schedule, passes: Sequence[Pass] = ()) -> QueuedCalls:
     """The calls of a script to the workers of a schedule, with what `passes` add."""
-    return QueuedCalls(compile_program(schedule, [*passes, SumExchange(), *ScriptCalls.of(scripted=True)]))
+    return QueuedCalls(compile_program(schedule, [*passes, SumExchange(), *ScriptCalls.with_evaluation()]))
 
 
 def queue_named(name: str, count: int = 1) -> Queue:

@@ -56,7 +56,7 @@ def train_whole(
     """The state and the losses after a plain loop of `model(**inputs).logits`."""
     model, losses, place = whole.made(), [], [0, 0]
     for layer, name in enumerate(whole.seeded):
-        model.get_submodule(name).register_forward_pre_hook(partial(_seed, place, seed, layer))
+        model.get_submodule(name).register_forward_pre_hook(partial(_seed, place, seed, layer), prepend=True)
     optimizer = ADAM(model.parameters())
     for step, (inputs, targets) in enumerate(whole.batches(steps)):
         parts = []

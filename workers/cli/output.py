@@ -96,11 +96,11 @@ def best_of(best: Mapping[str, Any]) -> str:
     return f"{best['metric']} {best['value']:.6g} after step {best['step']}"
 
 
-def show_evaluations(rounds: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> None:
+def show_evaluations(found: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> None:
     """Print a table of the newest rounds of evaluation; nothing for fewer than two, whose metrics are shown anyway."""
-    if len(rounds) < 2:
+    if len(found) < 2:
         return
-    shown = rounds[-_NEWEST:]
+    shown = found[-_NEWEST:]
     names = list(shown[-1]["metrics"])
     rows = [
         (
@@ -114,7 +114,7 @@ def show_evaluations(rounds: Sequence[Mapping[str, Any]], best: Mapping[str, Any
         )
         for each in shown
     ]
-    title = "evaluations" if len(shown) == len(rounds) else f"evaluations, the newest {len(shown)} of {len(rounds)}"
+    title = "evaluations" if len(shown) == len(found) else f"evaluations, the newest {len(shown)} of {len(found)}"
     show(title, ("after step", "rows", "loss", *names, ""), rows)
 
 

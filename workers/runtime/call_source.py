@@ -6,9 +6,11 @@ A call may have to be waited for: a step for the broker's order, a step after a 
 call of a script for the script.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.queues.base import Inbound, Outbound
@@ -60,37 +62,37 @@ class LoopParts:
     save: SaveStages
 
 
-class CallSource:
+class CallSource(Protocol):
     """The calls to one worker, in order. The methods with a body are for sources that need no other."""
 
     @property
+    @abstractmethod
     def over(self) -> bool:
         """True if no call is left, and none is open."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def doing(self) -> str:
         """The state between two calls, in words."""
-        raise NotImplementedError
 
     @property
     def done(self) -> int:
         """The number of calls of the script that have been carried out; 0 in a run that no script calls."""
         return 0
 
+    @abstractmethod
     def next(self, timeout: float) -> Iterator[Instruction] | None:
         """Return the instructions of the next call; none if the open call was only to be answered.
 
         Returns None if no call has come within about `timeout` seconds, or all are over.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, instruction: Instruction | None) -> int | None:
         """Return the number of training steps before `instruction`; without one, before the next call.
 
         Returns None if all calls are over.
         """
-        raise NotImplementedError
 
     def around(self, inbound: Inbound) -> Inbound:
         """Return the queue that instructions take from, made of `inbound`. Called once for each queue."""
@@ -98,15 +100,20 @@ class CallSource:
 
     def evaluated(self, stage: int, output: Tree) -> None:
         """Note that `stage` has run a microbatch of the open call forward."""
+        return
 
     def begin_at(self, position: Position) -> None:
         """Continue from `position`, whose checkpoint has been restored."""
+        return
 
     def note_answered(self) -> None:
         """Note which replies have arrived at the script."""
+        return
 
     def lacks_room(self, now: float) -> None:
         """Note that a message of the source itself cannot be put yet."""
+        return
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
         """Note the broker's orders; steps from `closed` on wait for another one."""
+        return

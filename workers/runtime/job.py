@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import gcd
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace as replace_queue
 
 from stageline.broker.control.records import RunLength, ScheduleOrder
-from stageline.pipeline.data import Feed, Numbering, Source
+from stageline.pipeline.data import Feed, Numbering
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.evaluation import Criterion, Rounds
 from stageline.pipeline.features.offload import Offload, in_memory
@@ -20,9 +19,6 @@ from stageline.pipeline.model.load import (
     demand_features,
     load_features,
     load_function,
-    load_inputs,
-    load_source,
-    load_targets,
 )
 from stageline.pipeline.model.plan_stage import demand_matched, demand_recomputable, make_stage, tapped_layers
 from stageline.pipeline.model.segment import Segment
@@ -34,6 +30,7 @@ from stageline.pipeline.plan.keys.models import function_of, numbered
 from stageline.pipeline.program import (
     Costs,
     Evaluation,
+    Instruction,
     NormClipping,
     Pass,
     Program,
@@ -50,8 +47,9 @@ from stageline.pipeline.stage.stage import Stage
 
 from .call_sequence import QueuedCalls
 from .calls import CallFeed
-from .executor import Executor, Metric
+from .executor import Executor, Metric, MicrobatchSource
 from .feature_pass import FeaturePass, check_lowered, demand_handlers
+from .job_data import has_an_end, loader_for, steps_of_epoch, steps_of_epochs
 from .orders import StepOrders
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from .prefix import cached_stages, demand_prefix, made_order, order_of
@@ -69,8 +67,7 @@ class Job:
     """A plan that has met its model and, where they are needed, its data. `plan` has its stages and workers filled in.
 
     `passes` are what the model and the plan add to every step of the `schedule`. A process that computes neither the
-    first stage nor the last has no `own_feed`, and learns the run's `length` from the broker. In a scripted run `steps`
-    is ENDLESS, and no process has a feed: batches come with the script's calls.
+    first stage nor the last has no `own_feed`, and learns the run's `length` from the broker.
     """
 
     plan: Plan
@@ -84,18 +81,16 @@ class Job:
     @property
     def steps(self) -> int:
         """The number of training steps. Raises `DataError` if neither the data nor the broker has told it."""
-        return ENDLESS if self.plan.scripted else self.known_length.training
+        return self.known_length.training
 
     @property
     def training_steps(self) -> int | None:
         """The number of training steps; None if only the script knows."""
-        return None if self.plan.scripted else self.steps
+        return self.steps
 
     @property
     def feed(self) -> Feed:
-        """The plan's batches. Raises `ModelRefused` in a scripted run, `DataError` in a process without data."""
-        if self.plan.scripted:
-            raise ModelRefused("the batches of this run come from a script, call by call: there are none beforehand")
+        """The plan's batches. Raises `DataError` in a process without data, and `ModelRefused` in a scripted run."""
         if self.own_feed is None:
             raise DataError("this process computes neither the first stage nor the last: it has no data")
         return self.own_feed
@@ -111,12 +106,12 @@ class Job:
         """Return the job with its data, all or what `worker` needs; they tell its length. Raises `ModelRefused`."""
         plan = self.plan
         doing(plan.data.origin)
-        source = _loader_for(self, worker)(plan)
-        steps = plan.run.steps if plan.run.steps is not None else _steps_of_epochs(plan, source.steps_per_epoch)
+        source = loader_for(plan, self.schedule, worker)(plan)
+        steps = plan.run.steps if plan.run.steps is not None else steps_of_epochs(plan, source.steps_per_epoch)
         keep = len(self.segments) + 2
         choice = plan.schedule
         feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
-        epoch = _steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
+        epoch = steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
         if plan.evaluation is not None and not feed.batches_held_out:
             raise plan.refused(
                 "evaluation" if plan.evaluation.every is None else "evaluation.every",
@@ -154,11 +149,8 @@ class Job:
         """
         make = make or (lambda copy, offload: self.stage(copy, offload=offload))
         made = {copy: make(copy, offload(self.schedule.replicas.stage(copy))) for copy in stages}
-        choice = self.plan.schedule
-        feed = CallFeed(choice.microbatches, choice.accumulate) if self.plan.scripted else self.own_feed
-        ema = self.plan.averages and not self.plan.scripted  # a script says which weights each call measures
-        parts = made, feed, self.program.last, self.metrics
-        executor = Executor(*parts, ema=ema, replicas=self.schedule.replicas)
+        parts = made, self._source_of_microbatches, self.program.last, self.metrics
+        executor = Executor(*parts, ema=self._evaluates_averages, replicas=self.schedule.replicas)
         demand_handlers(self.program, executor.computes.keys())
         return executor
 
@@ -168,7 +160,7 @@ class Job:
         criterion = self.plan.criterion or Criterion()
         passes = (
             *self.passes,
-            *ScriptCalls.of(scripted=self.plan.scripted),
+            *self._passes_of_calls,
             *Evaluation.of(self.rounds.batches, criterion.patience),
             *Replays.of(self.replayed_from),
         )
@@ -179,9 +171,7 @@ class Job:
 
     @property
     def calls(self) -> PlanCalls | QueuedCalls:
-        """The calls of the run: a script's, or the ones that the plan's steps and rounds make."""
-        if self.plan.scripted:
-            return QueuedCalls(self.program)
+        """The calls of the run: those that the plan's steps and rounds make, or a script's."""
         return PlanCalls(self.program, self.rounds, self.plan.criterion or Criterion())
 
     def calls_by(self, orders: Sequence[ScheduleOrder], closed: int | None, start: int) -> PlanCalls | QueuedCalls:
@@ -212,21 +202,41 @@ class Job:
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """The metrics by the functions' names. A script numbers functions of one name, wherever its workers are."""
-        names = self.plan.model.metrics
-        titles = numbered([function_of(name) for name in names]) if self.plan.scripted else self.plan.metric_names
+        """The metrics by the functions' names."""
         folder = base_folder(self.plan)
-        metrics = (load_function(name, folder, "model.metrics") for name in names)
-        return dict(zip(titles, metrics, strict=True))
+        metrics = (load_function(name, folder, "model.metrics") for name in self.plan.model.metrics)
+        return dict(zip(self._metric_titles, metrics, strict=True))
 
     @property
     def rounds(self) -> Rounds:
-        """The rounds of evaluation of the rows held out. None in a scripted run: the script calls for it."""
-        if self.plan.scripted:
-            return NO_ROUNDS
+        """The rounds of evaluation of the rows held out. A scripted run has none: its script calls for evaluation."""
         length, choice = self.known_length, self.plan.evaluation
         every = None if choice is None else choice.every
         return Rounds(length.training, length.evaluation, length.epoch if every == "epoch" else every)
+
+    def reads_data(self, worker: int | None) -> bool:
+        """Return True if the process of `worker` reads data; None stands for a process that needs all of them."""
+        return has_an_end(self.schedule, worker)
+
+    def runs_once(self, instruction: Instruction) -> bool:
+        """Return True if no checkpoint brings a worker back to `instruction` after its call has been answered."""
+        return False
+
+    @property
+    def _source_of_microbatches(self) -> MicrobatchSource | None:
+        return self.own_feed
+
+    @property
+    def _evaluates_averages(self) -> bool:
+        return self.plan.averages
+
+    @property
+    def _passes_of_calls(self) -> tuple[Pass, ...]:
+        return ()
+
+    @property
+    def _metric_titles(self) -> Sequence[str]:
+        return self.plan.metric_names
 
     def _bound(self, queue: Queue) -> int:
         """Return a window of about twice the schedule's most, and of at least a step's messages beyond it."""
@@ -270,6 +280,59 @@ class Job:
         )
 
 
+class ScriptJob(Job):
+    """Job of a scripted run: its steps are `ENDLESS`, and its batches come with the script's calls."""
+
+    @property
+    def steps(self) -> int:
+        """`ENDLESS`."""
+        return ENDLESS
+
+    @property
+    def training_steps(self) -> None:
+        """None: only the script knows."""
+        return None
+
+    @property
+    def feed(self) -> Feed:
+        """Raises `ModelRefused`: there are no batches beforehand."""
+        raise ModelRefused("the batches of this run come from a script, call by call: there are none beforehand")
+
+    @property
+    def calls(self) -> QueuedCalls:
+        """The calls of the script."""
+        return QueuedCalls(self.program)
+
+    @property
+    def rounds(self) -> Rounds:
+        """No rounds of evaluation: the script calls for it."""
+        return NO_ROUNDS
+
+    def reads_data(self, worker: int | None) -> bool:
+        """Return False: no process of the run reads data."""
+        return False
+
+    def runs_once(self, instruction: Instruction) -> bool:
+        """Return True for evaluation, which the script calls for."""
+        return instruction.evaluates
+
+    @property
+    def _source_of_microbatches(self) -> CallFeed:
+        return CallFeed(self.plan.schedule.microbatches, self.plan.schedule.accumulate)
+
+    @property
+    def _evaluates_averages(self) -> bool:
+        return False  # the script says of each call which weights it measures
+
+    @property
+    def _passes_of_calls(self) -> tuple[Pass, ...]:
+        return ScriptCalls.with_evaluation()
+
+    @property
+    def _metric_titles(self) -> Sequence[str]:
+        return numbered([function_of(name) for name in self.plan.model.metrics])  # the same wherever its workers are
+
+
 def coded_queue(plan: Plan, schedule: Schedule, queue: Queue) -> Queue:
     """Return `queue` with its codec, one for all replicas. Evaluated batches use it: what is measured is what runs."""
     if queue.flow not in _CODED or queue.target is None:
@@ -284,7 +347,7 @@ def prepare(plan: Plan, doing: Callable[[str], None] = lambda what: None, *, wor
     Raises `PlanRefused` or `ModelRefused` if they cannot be trained as planned.
     """
     job = prepare_model(plan, doing)
-    return job.with_data(doing, worker=worker) if _reads_data(job, worker) else job
+    return job.with_data(doing, worker=worker) if job.reads_data(worker) else job
 
 
 def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) -> Job:
@@ -305,7 +368,8 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)
     verdict = check_lowered(program, Costs.even(schedule.stages, frozen=frozen_stages(segments)))
-    return Job(plan, segments, schedule, passes, verdict, length)
+    kind = ScriptJob if plan.scripted else Job
+    return kind(plan, segments, schedule, passes, verdict, length)
 
 
 def schedule_of(plan: Plan, segments: Sequence[Segment]) -> Schedule:
@@ -322,57 +386,4 @@ def passes_of(plan: Plan, segments: Sequence[Segment]) -> tuple[Pass, ...]:
 
 def scripted_program(plan: Plan, segments: Sequence[Segment]) -> Program:
     """Return the program of a script's workers. Raises `ModelRefused`, and `ScheduleRefused`."""
-    return compile_program(schedule_of(plan, segments), (*passes_of(plan, segments), *ScriptCalls.of(scripted=True)))
-
-
-def _steps_of_epochs(plan: Plan, batches: int) -> int:
-    """Return the steps of the plan's epochs, of `batches` each. Raises `PlanRefused` if batches would be left."""
-    every, of = (plan.run.epochs or 0) * batches, plan.schedule.accumulate
-    if every % of:
-        raise plan.refused(
-            "run.epochs",
-            f"{every} batches, {batches} in each, are no whole steps of schedule.accumulate = {of} batches; use "
-            f"run.steps = {every // of or 1}, or a number of epochs that is a multiple of {of // gcd(of, batches)}",
-        )
-    return every // of
-
-
-def _steps_of_epoch(plan: Plan, batches: int) -> int:
-    """Return the steps of an epoch. Raises `PlanRefused` if a step has batches of two epochs."""
-    if batches % plan.schedule.accumulate:
-        raise plan.refused(
-            _counting_epochs(plan),
-            f"an epoch has {batches} batches, which are no whole steps of schedule.accumulate = "
-            f"{plan.schedule.accumulate}; use {'another number' if plan.caches_prefix else 'a number of steps'}",
-        )
-    return batches // plan.schedule.accumulate
-
-
-def _counting_epochs(plan: Plan) -> str:
-    """Return the key for which an epoch must have whole steps: first the one that has no other way out."""
-    if plan.caches_prefix:
-        return "model.prefix_cache"
-    every_epoch = plan.evaluation is not None and plan.evaluation.every == "epoch"
-    return "evaluation.every" if every_epoch else "lr_scheduler.every"
-
-
-def _loader_for(job: Job, worker: int | None) -> Callable[[Plan], Source]:
-    """Return the function that opens the data that `worker` needs; inputs and targets for None or a script."""
-    placement = job.schedule.placement
-    if job.plan.data.targets is None or worker is None or worker >= len(placement):
-        return load_source
-    stages = {*map(job.schedule.replicas.stage, placement[worker])}
-    if 0 not in stages:
-        return load_targets
-    return load_source if job.schedule.stages - 1 in stages else load_inputs
-
-
-def _reads_data(job: Job, worker: int | None) -> bool:
-    """Return True if the process reads data. A worker that the plan does not have is refused later."""
-    placement = job.schedule.placement
-    if job.plan.scripted:
-        return False
-    if worker is None or worker >= len(placement):
-        return True
-    ends = {0, job.schedule.stages - 1}
-    return not ends.isdisjoint(map(job.schedule.replicas.stage, placement[worker]))
+    return compile_program(schedule_of(plan, segments), (*passes_of(plan, segments), *ScriptCalls.with_evaluation()))

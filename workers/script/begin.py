@@ -198,7 +198,7 @@ class ModelWeights:
             if name not in state:
                 yield f"{name} is missing"
             elif not isinstance(state[name], Tensor):
-                yield f"{name} is a {type(state[name]).__name__}, not a tensor"
+                yield f"{name} is of type {type(state[name]).__name__}, not a tensor"
             elif state[name].shape != shape:
                 yield f"{name} has shape {tuple(state[name].shape)}, expected {tuple(shape)}"
             elif state[name].dtype != dtype:

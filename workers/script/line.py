@@ -13,9 +13,9 @@ from typing import Any, Self, cast
 
 from torch import Tensor
 
-from stageline.pipeline.data import Batch, rows
+from stageline.pipeline.data import Batch, joined_outputs, rows
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.tree import Tree, concatenate
+from stageline.pipeline.tree import Tree
 from stageline.workers.errors import LineClosed, RunFailed
 from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, batches_of_step
 
@@ -260,12 +260,13 @@ class Line(AbstractContextManager["Line"]):
             ema: Compute with the averages of the weights.
 
         Raises:
+            DataError: A tensor of the output cannot be joined by rows, such as one number for a microbatch.
             ModelRefused: `ema` on a line without `ema_decay`.
         """
         self._demand_averages(ema=ema)
         rows(x)
         self._begin_with(x, self._options.accumulate)
-        return concatenate(only(self._call(Call(CallKind.PREDICT, inputs=copied(x), ema=ema)).result()))
+        return joined_outputs(only(self._call(Call(CallKind.PREDICT, inputs=copied(x), ema=ema)).result()))
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return the weights under the unsplit model's names, in its order, on the CPU.

@@ -26,7 +26,9 @@ from stageline.pipeline.stage.layers.skipped_calls import hooks_in
 from stageline.pipeline.tree import Leaf, leaves
 
 from .apart import Unfinished, backward_keeps_from_forking, run_apart
-from .export import Example, does_not_fit, plain_output
+from .example import Example
+from .output import plain_output
+from .refusal import does_not_fit
 from .unchanged import buffers_kept, model_kept
 
 Results = Mapping[tuple[str, str], Leaf]  # (kind, name) -> result
@@ -266,7 +268,8 @@ class _Comparison:
             for number, name in enumerate(self._names if trains else ()):
                 if number:  # the first layer begins with the model
                     module = self._model.get_submodule(name)
-                    stack.enter_context(module.register_forward_pre_hook(partial(self._seed, number)))
+                    seed = partial(self._seed, number)
+                    stack.enter_context(module.register_forward_pre_hook(seed, prepend=True))
             yield
 
     def _seed(self, number: int, *_: object) -> None:

@@ -7,13 +7,6 @@
 
 The markers are those of torch.distributed.pipelining; forward pre-hooks put them there.
 
-The inputs of every microbatch must be like those of the example, but for the number of rows:
-
-example of 2 rows or more      a graph for microbatches of 2 rows or more
-example of 1 row               a graph for microbatches of 1 row
-
-torch.export takes a dimension of size 1 to be 1 for ever, and what it has found for other sizes, it has found for 2 and
-more: with 1 row, or none, the model may do something else.
 """
 
 import logging
@@ -31,133 +24,12 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
-from stageline.pipeline.data.batch import rows
-from stageline.pipeline.errors import DataError, ModelRefused, describe_error, raised_by_user_code
-from stageline.pipeline.stage.layers.layer import joined
-from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
+from stageline.pipeline.errors import ModelRefused, raised_by_user_code
+from stageline.pipeline.tree import Tree, leaves, map_leaves
 
-
-class Example:
-    """An example of a batch's inputs, with which a model is traced.
-
-    Attributes:
-        one_row: True if the example has 1 row; the graph is then for microbatches of 1 row.
-    """
-
-    def __init__(self, inputs: Tree) -> None:
-        """Make the example.
-
-        Args:
-            inputs: A tensor, or tensors and plain values in a tuple, a list or a dict; tensors of shape (rows, ...).
-
-        Raises:
-            ModelRefused: The inputs have no rows.
-        """
-        try:
-            count = rows(inputs)
-        except DataError as error:
-            raise ModelRefused(f"the example that the model is traced with: {error}") from error
-        if not count:
-            raise ModelRefused("the example that the model is traced with has no rows: give one or more")
-        self.one_row = count == 1
-        self._inputs = inputs
-        self._leaves = dict(leaves(inputs))
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Tensors with which a graph is traced."""
-        return tuple(tensors(self._inputs))
-
-    def call(self, model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> Any:
-        """Return what `model` returns for the example's inputs, with the tensors `given` in place of their own."""
-        match self.with_tensors(given):
-            case dict() as named:
-                return model(**named)
-            case tuple() | list() as listed:
-                return model(*listed)
-            case one:
-                return model(one)
-
-    def with_tensors(self, given: tuple[torch.Tensor, ...]) -> Tree:
-        """Return the example's inputs, with the tensors `given` in place of their own."""
-        found = iter(given)
-        return map_tensors(lambda _: next(found), self._inputs)
-
-    def check(self, inputs: Tree, microbatches: int = 1) -> None:
-        """Raise `DataError` if a batch's `inputs` are not like the example, or have a number of rows that does not fit.
-
-        Args:
-            inputs: Inputs of the batch.
-            microbatches: Number of microbatches into which the batch is divided; the graph must be for the rows of
-                each.
-        """
-        given = dict(leaves(inputs))
-        if given.keys() != self._leaves.keys():
-            raise DataError(
-                f"the inputs of a batch are {describe(inputs)}, and the model was traced with "
-                f"{describe(self._inputs)}: {_WAY_OUT}"
-            )
-        for path, wanted in self._leaves.items():
-            if difference := _difference(given[path], wanted):
-                raise DataError(f"{_title(path)} {difference}: {_WAY_OUT}")
-        self._check_rows(rows(inputs), microbatches)
-
-    def taken(self, inputs: Tree) -> tuple[torch.Tensor, ...]:
-        """Return the tensors of a microbatch's `inputs`. Raises `DataError` as `check` does."""
-        self.check(inputs)
-        given = dict(leaves(inputs))
-        return tuple(given[path] for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))  # type: ignore[misc]
-
-    def _check_rows(self, count: int, microbatches: int) -> None:
-        sizes = (count // microbatches, -(-count // microbatches))
-        wrong = [size for size in sizes if (size != 1 if self.one_row else size < 2)]
-        if not wrong:
-            return
-        title = next(_title(path) for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))
-        batch = "" if microbatches == 1 else f" ({_counted(count)} in {microbatches} microbatches)"
-        raise DataError(
-            f"{title} has {_counted(wrong[0])} in a microbatch{batch}, and the model was traced for microbatches of "
-            f"{_ONE_ROW if self.one_row else _MORE_ROWS}"
-        )
-
-
-_ONE_ROW = (
-    "1 row, since its example has 1. Give an example of 2 rows or more, or every batch as many rows as microbatches"
-)
-_MORE_ROWS = (
-    "2 rows or more: with fewer it may do something else. Take fewer microbatches, or batches of another size. If the "
-    "last batch of an epoch is too small, leave it out: drop_last=True of stageline.Loader or of a DataLoader, "
-    "data.drop_last = true of a data.dataset. For microbatches of 1 row each, trace it with an example of 1 row"
-)
-_WAY_OUT = (
-    "all but the number of rows must be as in the example. Bring every batch to one shape, such as by padding, or list "
-    "the model's layers: stageline.Layers (docs/guides/models.md)"
-)
-
-
-def _counted(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
-
-
-def _difference(given: Leaf, wanted: Leaf) -> str:
-    """Return in what an input is not like the example's; "" if it is."""
-    if not isinstance(given, torch.Tensor) or not isinstance(wanted, torch.Tensor):
-        same = type(given) is type(wanted) and given == wanted
-        return "" if same else f"is {describe(given)}, and the model was traced with {describe(wanted)}"
-    if given.dtype != wanted.dtype or given.dim() != wanted.dim():
-        return f"is {describe(given)}, and the model was traced with {describe(wanted)}"
-    for dimension in range(1, given.dim()):
-        if given.shape[dimension] != wanted.shape[dimension]:
-            return (
-                f"has {given.shape[dimension]} in dimension {dimension} ({describe(given)}), and the model was traced "
-                f"with {wanted.shape[dimension]} there"
-            )
-    return ""
-
-
-def _title(path: str) -> str:
-    """Return the name of the input at `path`, as text: `['mask']` is "input mask", `[0]` is "input 0"."""
-    return f"input {path.strip('[]').strip(chr(39))}" if path else "the input"
+from .example import Example
+from .output import COMPUTED, COMPUTED_KINDS, plain_output
+from .refusal import does_not_fit, own_error, refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +51,6 @@ class Forward:
     constants: Mapping[str, torch.Tensor]
     inputs: tuple[str, ...]
     output: Tree
-
-
-COMPUTED: Any = object()  # stands for a leaf of the output that differs from microbatch to microbatch
 
 
 def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
@@ -209,7 +78,8 @@ def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str
     except Exception as error:
         if not raised_by_user_code(error):
             raise
-        raise _refused(called, error) from error
+        own = own_error(called, example.tensors)
+        raise (does_not_fit(model, own) if own else refused(model, error)) from error
     return _forward(program, called.record)
 
 
@@ -223,7 +93,7 @@ class _Record:
 
     def end(self, output: Tree) -> None:
         """Record the output, with `COMPUTED` in the place of each computed leaf."""
-        self.output = map_leaves(lambda leaf: COMPUTED if isinstance(leaf, _COMPUTED) else leaf, output)
+        self.output = map_leaves(lambda leaf: COMPUTED if isinstance(leaf, COMPUTED_KINDS) else leaf, output)
 
 
 class _Called(torch.nn.Module):
@@ -240,33 +110,7 @@ class _Called(torch.nn.Module):
         self.record.calls.clear()  # torch.export may call more than once
         output = plain_output(self.example.call(self.model, given))
         self.record.end(output)
-        return tuple(leaf for _, leaf in leaves(output) if isinstance(leaf, _COMPUTED))
-
-
-_COMPUTED = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
-def plain_output(value: Any, path: str = "") -> Tree:
-    """Return a model's output as a tree, with a dict for every mapping, such as transformers' outputs are.
-
-    Args:
-        value: The output, or a part of it.
-        path: Path of the part in the output, for the error.
-
-    Raises:
-        ModelRefused: The output has an object other than tensors, None, numbers and texts.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): plain_output(each, joined(path, str(key))) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        kind = tuple if isinstance(value, tuple) else list
-        return kind(plain_output(each, joined(path, str(place))) for place, each in enumerate(value))
-    if value is None or isinstance(value, (*_COMPUTED, bool, int, float, str)):
-        return value  # type: ignore[return-value]  # numbers of torch's become numbers
-    raise ModelRefused(
-        f"the model returns an object of {type(value).__name__}{f' as its {path}' if path else ''}; expected "
-        f"tensors, None, numbers and texts, in tuples, lists and dicts. Let its forward return what the loss needs"
-    )
+        return tuple(leaf for _, leaf in leaves(output) if isinstance(leaf, COMPUTED_KINDS))
 
 
 def _forward(program: ExportedProgram, record: _Record) -> Forward:
@@ -288,8 +132,13 @@ def _forward(program: ExportedProgram, record: _Record) -> Forward:
 
 @contextmanager
 def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> Iterator[None]:
-    """Add a marker to the traced graph, and the name to `calls`, at each call of the modules `names` in the context."""
-    hooks = [model.get_submodule(name).register_forward_pre_hook(partial(_mark, calls, name)) for name in names]
+    """Add a marker to the traced graph, and the name to `calls`, at each call of the modules `names` in the context.
+
+    The marker comes before what the module's own forward pre-hooks compute, such as the weight of a pruned module.
+    """
+    hooks = [
+        model.get_submodule(name).register_forward_pre_hook(partial(_mark, calls, name), prepend=True) for name in names
+    ]
     try:
         yield
     finally:
@@ -327,46 +176,6 @@ def with_memory(model: torch.nn.Module) -> Iterator[None]:
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     made = torch.empty_like(tensor, device="cpu")
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
-
-
-def does_not_fit(model: torch.nn.Module, own: str) -> ModelRefused:
-    """Return the error for an example with which `model` itself raises the error text `own`."""
-    return ModelRefused(
-        f"the example that the model is traced with does not fit: the {type(model).__name__}, called with it, raises "
-        f"{own.rstrip('.')}. Give what a batch's inputs are"
-    )
-
-
-def _refused(called: _Called, error: Exception) -> ModelRefused:
-    name = type(called.model).__name__
-    if own := _own_error(called):
-        return does_not_fit(called.model, own)
-    text = describe_error(error)
-    reason = " ".join(text.split("\n\n")[0].split()).rstrip(".")
-    if "Constraints violated (rows)" in text:
-        reason = f"its forward decides by the number of rows, or needs one: {reason.partition('Suggested fixes: ')[2]}"
-    return ModelRefused(
-        f"torch.export cannot trace the {name}: {reason}. Change its forward, or list its layers yourself: "
-        f" stageline.Layers (docs/guides/models.md)"
-    )
-
-
-def _own_error(called: _Called) -> str:
-    """Return the first line of what the model raises for the example, untraced; "" if it raises nothing.
-
-    Also "" if the model's parameters have no memory. The buffers are as before.
-    """
-    state = [*called.named_parameters(), *called.named_buffers()]
-    if any(tensor.is_meta for _, tensor in state):
-        return ""
-    buffers = {name: buffer.clone() for name, buffer in called.named_buffers()}
-    try:
-        torch.func.functional_call(called, buffers, called.example.tensors)
-    except Exception as error:
-        if not raised_by_user_code(error):
-            raise
-        return describe_error(error).splitlines()[0]
-    return ""
 
 
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")

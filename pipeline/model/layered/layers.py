@@ -219,8 +219,8 @@ class Family:
             own = getattr(part.forward, "__func__", None), type(part).__call__
             if known is None or own != (known.forward, known.__call__):
                 raise ModelRefused(
-                    f"{path or 'the model'} is a {type(part).__name__} whose forward is not that of {name}: which "
-                    f"layers it has is not known. Say so with stageline.Layers: docs/guides/models.md"
+                    f"{path or 'the model'} is of type {type(part).__name__}, whose forward is not that of {name}: "
+                    f"which layers it has is not known. Say so with stageline.Layers: docs/guides/models.md"
                 )
         return self.layers(model)
 

@@ -36,7 +36,9 @@ from stageline.pipeline.stage.layers.skipped_calls import all_hooks
 from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
-from .export import COMPUTED, Example, Forward, traced_forward
+from .example import Example
+from .export import Forward, traced_forward
+from .output import COMPUTED
 from .pieces import outer_calls, pieces_of
 from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
 
@@ -72,7 +74,7 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
         ModelRefused: The model cannot be traced; the error has torch.export's reason.
     """
     if not isinstance(model, torch.nn.Module):
-        raise ModelRefused(f"traced() was given a {type(model).__name__}; expected a torch module")
+        raise ModelRefused(f"traced() was given an object of type {type(model).__name__}; expected a torch module")
     inputs, candidates = Example(example), layer_names(model, within)
     training = traced_forward(model, inputs, candidates)
     with evaluating(model):

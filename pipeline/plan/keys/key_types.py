@@ -114,7 +114,7 @@ def hint(name: str, names: Collection[str]) -> str:
 
 def name_of(value: object) -> str:
     """Return the type of `value` in the terms of a plan file."""
-    return next((name for kind, name in _TYPES if isinstance(value, kind)), f"a {type(value).__name__}")
+    return next((name for kind, name in _TYPES if isinstance(value, kind)), f"an object of type {type(value).__name__}")
 
 
 def whole(least: int, most: int = _LARGEST) -> Accepts:

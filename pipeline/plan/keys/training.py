@@ -143,7 +143,7 @@ class ModelPlan(Section):
 
 
 class EvaluationPlan(Section):
-    """When the rows held out are evaluated, by what evaluations are compared, and what follows from that."""
+    """Evaluation of the held-out rows: its times, the value that evaluations are compared by, and early stopping."""
 
     every: Unset[EvaluationEvery] = Field(
         default=None,
@@ -216,7 +216,7 @@ class LrSchedulerPlan(FactorySection):
 
 
 class DataPlan(Section):
-    """Where the batches come from. Exactly one of `source` and `dataset` is given; what follows goes with `dataset`."""
+    """Origin of the batches: exactly one of `source` and `dataset`. All keys after these two belong to `dataset`."""
 
     source: Unset[Reference] = Field(
         default=None,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stageline.pipeline.data import cut, rows, split_batch
+from stageline.pipeline.data import cut, joined_outputs, rows, split_batch
 from stageline.pipeline.errors import DataError
 
 
@@ -51,3 +51,15 @@ def test_the_share_of_nothing_in_an_empty_batch_is_one() -> None:
 def test_inputs_and_targets_must_have_the_same_rows():
     with pytest.raises(DataError, match="common number of rows"):
         cut(torch.zeros(4), torch.zeros(5), 2)
+
+
+def test_outputs_of_microbatches_are_joined_by_rows_or_refused_with_the_leaf_and_a_way_out() -> None:
+    logits = [torch.ones(2, 3), torch.zeros(1, 3)]
+    joined = joined_outputs([{"logits": each, "kind": "a"} for each in logits])
+    assert isinstance(joined, dict)
+    assert torch.equal(joined["logits"], torch.cat(logits))  # type: ignore[arg-type]
+    assert joined["kind"] == "a"
+    with pytest.raises(DataError, match=r"output\['loss'\] is float32 \[\] for the microbatches .*if self.training"):
+        joined_outputs([{"logits": each, "loss": each.sum()} for each in logits])
+    with pytest.raises(DataError, match=r"output\[1\] is float32 \[2, 2\], float32 \[1, 1\] for the microbatches"):
+        joined_outputs([(each, each @ each.T) for each in logits])

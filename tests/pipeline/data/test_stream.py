@@ -51,7 +51,7 @@ def test_the_scripts_own_random_numbers_go_on_as_before() -> None:
     [
         (3, "the dataset is a int, which cannot be read again from its first sample"),
         (iter([1]), "which cannot be read again from its first sample"),
-        ([], "the dataset, a list, gave no sample in epoch 0"),
+        ([], "the dataset, of type list, gave no sample in epoch 0"),
         ([(torch.ones(2), 0), (torch.ones(3), 0)], "the samples of step 0 make no batch"),
     ],
 )

@@ -24,7 +24,7 @@ def test_batch_norm_in_training_mode_is_refused_by_its_name() -> None:
     with pytest.raises(PlanRefused) as refused:
         demand(model(), of_1=2)
     assert [error.key for error in refused.value.errors] == ["stage.1.replicas"]
-    assert "2.1, a BatchNorm1d, counts statistics" in str(refused.value)
+    assert "2.1, of type BatchNorm1d, counts statistics" in str(refused.value)
     assert "call eval() on it" in str(refused.value)
 
 

@@ -56,7 +56,7 @@ def repeated() -> nn.Sequential:
         (nn.Sequential(nn.Linear(2, 2)), [2], None, "2 is out of range. The model has 1 layer, so it cannot be cut"),
         (nn.Sequential(nn.Linear(2, 2), nn.Tanh()), [2], None, "The model has 2 layers, so a cut is before layer 1. "),
         (model(), None, 6, "model.stages = 6, but the model has 5 layers"),
-        (nn.Linear(2, 2), None, None, "the model is a Linear; expected an nn.Sequential"),
+        (nn.Linear(2, 2), None, None, "the model is of type Linear; expected an nn.Sequential"),
         (OwnWeight(), None, None, "scale belong to the model itself"),
         (repeated(), None, None, "the same module stands twice"),
         ([nn.Tanh(), 7], None, None, "some are not torch modules"),
@@ -102,7 +102,7 @@ class CountingLinear(nn.Linear):
 
 def test_state_that_is_no_tensor_is_refused_by_its_name_when_the_model_is_cut():
     """A dict of get_extra_state ended in an AttributeError."""
-    with pytest.raises(ModelRefused, match=r"^1\._extra_state .* is a dict, .* tensors alone.* get_extra_state"):
+    with pytest.raises(ModelRefused, match=r"^1\._extra_state .* is of type dict, .* tensors alone.* get_extra_state"):
         cut_model(nn.Sequential(nn.Linear(4, 4), CountingLinear(dict)), [1])
     (_, second) = cut_model(nn.Sequential(nn.Linear(4, 4), CountingLinear(torch.tensor)), [1])
     assert "1._extra_state" in second.weight_names

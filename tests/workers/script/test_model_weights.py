@@ -21,7 +21,7 @@ def test_the_models_own_weights_are_accepted():
     [
         ({"0.weight": torch.zeros(8, 5)}, r"0.weight has shape \(8, 5\), expected \(8, 4\)"),
         ({"0.weight": torch.zeros(8, 4).double()}, r"0.weight has dtype torch.float64, expected torch.float32"),
-        ({"1.running_mean": [0.0] * 8}, "1.running_mean is a list, not a tensor"),
+        ({"1.running_mean": [0.0] * 8}, "1.running_mean is of type list, not a tensor"),
         ({"1.runing_mean": torch.zeros(8), "1.running_mean": None}, 'did you mean "1.running_mean"'),
     ],
 )

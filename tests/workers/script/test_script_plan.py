@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.job import ScriptJob
 from stageline.workers.script.arguments import LineOptions
 from stageline.workers.script.begin import plan_of, registered
 from stageline.workers.script.names import remote_plan
@@ -32,6 +32,6 @@ def test_metrics_have_the_same_names_wherever_the_workers_are(tmp_path: Path, mo
     for tables in ({}, remote.tables):
         plan = plan_of(options, 2, tables)
         with registered(first.build, options):
-            names.append(list(Job(plan, (), None, (), None, None).metrics))  # type: ignore[arg-type]
+            names.append(list(ScriptJob(plan, (), None, (), None, None).metrics))  # type: ignore[arg-type]
     assert names == [["accuracy_0", "accuracy_1", "accuracy_2", "l1_loss"]] * 2
     assert names[0] == list(options.named_metrics)  # as inline

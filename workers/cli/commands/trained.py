@@ -32,6 +32,11 @@ _plan = click.option(
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
 _device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
 _ema = click.option("--ema", is_flag=True, help="With the averages of the weights, which optimizer.ema_decay keeps.")
+_best = click.option(
+    "--best",
+    is_flag=True,
+    help="The checkpoint of the best evaluation, which evaluation.keep_best keeps, or a script's fit(best=...).",
+)
 _workers = click.option(
     "--workers",
     type=click.Choice(["processes", "inline"]),
@@ -41,7 +46,7 @@ _workers = click.option(
 )
 FORMATS = ("safetensors", "transformers", "dcp", "stages")
 _SHARD = "5GiB"
-_COMPUTING = {"Checkpoint": ("--ema",), "Workers": ("--workers", "--device")}
+_COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--device")}
 
 
 @click.command(
@@ -62,6 +67,7 @@ _COMPUTING = {"Checkpoint": ("--ema",), "Workers": ("--workers", "--device")}
 @_workers
 @_device
 @options.step
+@_best
 @_ema
 @_plan
 def predict(
@@ -72,6 +78,7 @@ def predict(
     workers: "Workers",
     device: str | None,
     step: int | None,
+    best: bool,
     ema: bool,
     plan: str | None,
 ) -> None:
@@ -84,7 +91,7 @@ def predict(
 
     demand_writable(Path(target))
     inputs = open_inputs(Path(source))
-    model = _model(run, step, plan, device, ema=ema)
+    model = _model(run, step, plan, device, best=best, ema=ema)
     with as_interrupts(), options.user_prints_to_stderr():
         left_out = predict_rows(model, inputs, Path(target), batch_size, workers, options.tell)
     for name, value in left_out.items():
@@ -97,7 +104,7 @@ def predict(
     cls=Command,
     examples=(
         "stageline eval runs/digits-20260131-101500-1f0c",
-        "stageline eval runs/digits-20260131-101500-1f0c --data data.py:test --json",
+        "stageline eval runs/digits-20260131-101500-1f0c --best --data data.py:test --json",
     ),
     groups={"Plan": ("--plan",), "Data": ("--data", "--source", "--metrics", "--batch-size"), **_COMPUTING},
     codes=codes(ExitCode.REFUSED, failed="a stage failed, or weights are damaged"),
@@ -112,6 +119,7 @@ def predict(
 @_workers
 @_device
 @options.step
+@_best
 @_ema
 @_plan
 @options.as_json
@@ -124,6 +132,7 @@ def evaluate(
     workers: "Workers",
     device: str | None,
     step: int | None,
+    best: bool,
     ema: bool,
     plan: str | None,
     as_json: bool,
@@ -137,7 +146,7 @@ def evaluate(
         raise click.UsageError("--data and --source are two ways to say what to evaluate on: leave one out")
     from stageline.workers.extras.forward.forward_run import Wanted, evaluate_run
 
-    model = _model(run, step, plan, device, ema=ema)
+    model = _model(run, step, plan, device, best=best, ema=ema)
     wanted = Wanted(dataset, source, metrics or None, batch_size)
     with as_interrupts(), options.user_prints_to_stderr():
         data, measured = evaluate_run(model, wanted, workers, options.tell)
@@ -147,13 +156,14 @@ def evaluate(
     answer({"schema": "eval/1", **_facts(model, data, measured)}, as_json, shown)
 
 
-def _model(run: str, step: int | None, plan: str | None, device: str | None, *, ema: bool) -> "RunModel":
+def _model(run: str, step: int | None, plan: str | None, device: str | None, *, best: bool, ema: bool) -> "RunModel":
     """Load the model of a run with the user's code, which may print."""
+    _demand_one(step, best=best)
     from stageline.workers.extras.exchange.load import run_model
 
     with options.user_prints_to_stderr():
         place = None if plan is None else Path(plan)
-        model = run_model(Path(run), place=place, step=step, ema=ema, tell=options.tell)
+        model = run_model(Path(run), place=place, step=step, ema=ema, best=best, tell=options.tell)
     return model if device is None else model.on(device)
 
 
@@ -192,7 +202,7 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     "first, for an OUT that ends with .safetensors.",
 )
 @options.step
-@click.option("--best", is_flag=True, help="The checkpoint of the best evaluation, which evaluation.keep_best keeps.")
+@_best
 @click.option("--ema", is_flag=True, help="The averages of the weights, which optimizer.ema_decay keeps.")
 @click.option(
     "--config",
@@ -231,6 +241,7 @@ def export(
     saved. Its weights are those that it ended with, or of its newest checkpoint.
     """
     form = form or _form_of(out)
+    _demand_one(step, best=best)
     from stageline.workers.extras.exchange import export as forms
     from stageline.workers.extras.exchange.stored_weights import take_weights
 
@@ -247,19 +258,13 @@ def export(
             case _:
                 forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
 
-    weights = take_weights(Path(run), _chosen(run, step, best=best), write, options.tell, ema=ema)
+    weights = take_weights(Path(run), step, write, options.tell, ema=ema, best=best)
     say(f"{weights.title} are in {out}")
 
 
-def _chosen(run: str, step: int | None, *, best: bool) -> int | None:
-    """Return the step of the wanted checkpoint; None for the newest."""
-    from stageline.workers.checkpoint.source import source_in
-
-    if not best:
-        return step
-    if step is not None:
+def _demand_one(step: int | None, *, best: bool) -> None:
+    if best and step is not None:
         raise click.UsageError("--step and --best name two checkpoints; give one of them")
-    return source_in(Path(run)).best_step()
 
 
 def _form_of(out: str) -> str:
@@ -269,7 +274,8 @@ def _form_of(out: str) -> str:
 
 
 def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
-    from stageline.workers.extras.exchange.load import planned_configuration, read_configuration
+    from stageline.workers.extras.exchange.export import read_configuration
+    from stageline.workers.extras.exchange.load import planned_configuration
 
     if config is not None:
         return read_configuration(Path(config))

@@ -20,13 +20,13 @@ from typing import Any, cast
 
 import torch
 
-from stageline.pipeline.data import Batch, Feed, rows
+from stageline.pipeline.data import Batch, Feed, joined_outputs, rows
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError, without_code
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.loss import Loss
 from stageline.pipeline.stage.stage_update import OptimizerFactory
-from stageline.pipeline.tree import Tree, concatenate, describe, map_tensors
+from stageline.pipeline.tree import Tree, describe, map_tensors
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
@@ -128,7 +128,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
 
         for replies in self._replies(CallKind.PREDICT, filled()):
             size = sizes.popleft()
-            output = concatenate(only(replies))
+            output = joined_outputs(only(replies))
             yield output if size >= self._least else _first(output, size, self._least)
 
     def evaluate(self, batches: Iterable[Batch]) -> Measured:

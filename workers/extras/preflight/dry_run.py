@@ -272,10 +272,10 @@ class _StageTrial:
 
     def _carry_out(self, instruction: Instruction) -> Tree:
         evaluates, received = instruction.evaluates, self._run.received(instruction)
-        word = "evaluation and metrics" if evaluates else _WORDS[Kind(instruction.kind)]
+        measured = _WORDS[Kind(instruction.kind)], self._measured
+        word, compute = ("evaluation and metrics", self._run.stages[self.index].carry_out) if evaluates else measured
         self._run.watch.doing(f"the trial of one microbatch: stage {self.index}, {word}")
         before = {tensor.data_ptr(): tensor.clone() for tensor in tensors(received)}
-        compute = self._run.stages[self.index].carry_out if evaluates else self._measured
         result = compute(instruction, received)
         self._run.watch.gave(f"what stage {self.index} gave in its {word}", result)
         self._run.gave(instruction, result, before)

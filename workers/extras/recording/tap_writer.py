@@ -103,7 +103,7 @@ class TapWriter(WorkerFeature):
                 return compute(instruction, received)
             self._put_samples(instruction)
             result = self._put_layers(stage, compute, instruction, received)
-            if instruction.evaluates and self._job.plan.scripted:  # no checkpoint brings a worker back to it
+            if self._job.runs_once(instruction):  # no checkpoint brings a worker back to it
                 self.finish()
             return result
 

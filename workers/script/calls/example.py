@@ -6,6 +6,7 @@ The structure is that of messages: containers, names and plain values of the inp
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ import torch
 from stageline.broker.codec.structure import Structure, count_tensors, flatten, unflatten
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.tree import Tree, tensors
-from stageline.workers.disk.atomic_file import write_json
+from stageline.workers.disk.atomic_file import write_file, write_json
 
 NAME = "example.json"
 _DEPTH = 32  # containers in containers
@@ -32,6 +33,12 @@ def keep_example(folder: Path, example: Tree) -> None:
     structure, _ = flatten(example, _DEPTH)
     kept = [(str(each.dtype).removeprefix("torch."), list(each.shape)) for each in tensors(example)]
     write_json(folder / NAME, _Kept(structure, kept))
+
+
+def carry_example(run: Path, folder: Path) -> None:
+    """Copy the example of the run in the folder `run`, if it has one, into a checkpoint's `folder`. Raises `OSError`."""
+    with suppress(FileNotFoundError):
+        write_file(folder / NAME, (run / NAME).read_bytes())
 
 
 def kept_examples(folder: Path) -> list[Tree]:

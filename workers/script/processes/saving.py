@@ -24,7 +24,7 @@ from stageline.workers.checkpoint.saved import (
     draft_folder,
     is_saved,
 )
-from stageline.workers.checkpoint.source import source_in
+from stageline.workers.checkpoint.source import BEST, source_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runs.owner import RunGoesOn, require_free
@@ -32,6 +32,7 @@ from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
 from stageline.workers.script.calls.calls import Replies
 from stageline.workers.script.calls.example import NAME as EXAMPLE
+from stageline.workers.script.calls.example import carry_example
 from stageline.workers.script.calls.news import ask, say
 
 LOOK = 0.1  # seconds between two looks
@@ -85,7 +86,7 @@ def save_checkpoint(
         call(str(draft))
         carry_lines(runs.folder(plan, run), position(), draft, EVALUATIONS)
         keep_batches(runs.folder(plan, run), position(), draft)
-        _keep_file(EXAMPLE, runs.folder(plan, run), draft)
+        carry_example(runs.folder(plan, run), draft)
         complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name
@@ -109,7 +110,7 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
     if not runs.differences_from(plan, kept):
         run = begin_from_saved(plan, folder) if saved else kept.name
-        _keep_records(kept, runs.folder(plan, run))
+        _carry_records(kept, runs.folder(plan, run))
         return run
     source = source_in(kept)
     if not needs_recut(plan, source):
@@ -117,19 +118,15 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     if not saved:
         await_former_processes(kept, plan.recovery.lease)
     run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved else "")
-    _keep_records(kept, runs.folder(plan, run))
+    _carry_records(kept, runs.folder(plan, run))
     return run
 
 
-def _keep_records(before: Path, now: Path) -> None:
-    """Copy to the new run the record of batches, with which its own are compared, and the example of a trace."""
-    _keep_file(BATCHES, before, now)
-    _keep_file(EXAMPLE, before, now)
-
-
-def _keep_file(name: str, before: Path, now: Path) -> None:
-    if (before / name).exists() and not (now / name).exists():
-        shutil.copyfile(before / name, now / name)
+def _carry_records(before: Path, now: Path) -> None:
+    """Copy to the new run the record of batches, with which its own are compared, the best, and a trace's example."""
+    for name in (BATCHES, BEST, EXAMPLE):
+        if (before / name).exists() and not (now / name).exists():
+            shutil.copyfile(before / name, now / name)
 
 
 def begun_run(plan: Plan, folder: Path) -> str:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from stageline import DataError, ModelRefused
-from stageline.pipeline.model.layered.export import Example
+from stageline.pipeline.model.layered.example import Example
 
 IDS, MASK = torch.ones(2, 4, dtype=torch.long), torch.ones(2, 1, 4)
 

@@ -24,17 +24,17 @@ def test_a_class_that_is_derived_from_a_known_one_is_cut_like_it():
 
 
 def test_a_model_with_a_forward_of_its_own_is_refused():
-    with pytest.raises(ModelRefused, match="the model is a Halved whose forward is not that of ResNet"):
+    with pytest.raises(ModelRefused, match="the model is of type Halved, whose forward is not that of ResNet"):
         cut_model(Halved(2, 1, 3), ["layer3"])
     patched = resnet18(2)
     patched.forward = lambda x: x
-    with pytest.raises(ModelRefused, match="the model is a ResNet whose forward is not that of ResNet"):
+    with pytest.raises(ModelRefused, match="the model is of type ResNet, whose forward is not that of ResNet"):
         cut_model(patched, ["layer3"])
 
 
 def test_a_model_of_an_unknown_class_is_refused_with_the_families_and_the_way_out():
     with pytest.raises(
-        ModelRefused, match=r"is a Bilinear; .*GPT2LMHeadModel, .*ResNet.*stageline.Layers.*docs/guides/models"
+        ModelRefused, match=r"is of type Bilinear; .*GPT2LMHeadModel, .*ResNet.*stageline.Layers.*docs/guides/models"
     ):
         cut_model(nn.Bilinear(2, 2, 2))
 

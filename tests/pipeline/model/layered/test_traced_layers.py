@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils import prune
 
 from stageline import DataError, Line, ModelRefused, traced
 from stageline.pipeline.model.cut import cut_model
@@ -120,15 +121,23 @@ class Deciding(nn.Module):
         return self.odd(self.last(self.first(x)))  # type: ignore[operator]
 
 
+def decided(x: Tensor) -> Tensor:
+    if x.abs().max() > 5:
+        return x
+    return -x
+
+
 @pytest.mark.parametrize(
     ("odd", "reason"),
     [
         (lambda x: x if x.sum() > 0 else -x, "cannot trace the Deciding: .*data-dependent.*stageline.Layers"),
         (lambda x: x if x.shape[0] < 5 else -x, "decides by the number of rows, or needs one: rows = .*max=4"),
+        (decided, r"data-dependent.*\(/.*test_traced_layers.py, line \d+, in decided: if x.abs\(\).max\(\) > 5:\)"),
         (lambda x: x.missing, r"AttributeError: .*missing.* \(/.*test_traced_layers.py, line \d+, in <lambda>\)"),
         (lambda x: {"x": [object()]}, "returns an object of object as its x.0; expected tensors"),
+        (lambda x: object(), "returns an object of object; expected tensors"),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 def test_a_model_that_cannot_be_traced_is_refused_with_the_reason(odd, reason, capfd):
     model = Deciding(odd)
@@ -243,7 +252,7 @@ def test_a_cut_that_a_tensor_and_a_view_of_it_would_cross_is_refused(where: dict
 def test_a_model_without_a_module_that_is_called_once_has_no_layers():
     with pytest.raises(ModelRefused, match="calls none of its modules exactly once"):
         traced(nn.Flatten(), torch.ones(2, 2))
-    with pytest.raises(ModelRefused, match="given a int; expected a torch module"):
+    with pytest.raises(ModelRefused, match="given an object of type int; expected a torch module"):
         traced(3, torch.ones(2, 2))  # type: ignore[arg-type]
 
 
@@ -254,3 +263,61 @@ def test_a_graph_makes_its_tensors_on_the_device_that_the_layer_is_moved_to():
         x = layer.to("meta")(x)
     assert isinstance(x, Tensor)
     assert (x.device.type, x.shape) == ("meta", (3, 2))
+
+
+class Cache:
+    """Keeps what it is given, as a decoder's cache of keys does."""
+
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+
+
+def with_cache(x: Tensor) -> dict[str, Any]:
+    return {"logits": x, "cache": Cache(x * 2), "more": (x.sum(1), Cache(x))}
+
+
+@pytest.mark.parametrize("where", [{"stages": 1}, {"cut": ["last"]}])
+def test_a_cache_in_the_output_is_left_out_of_a_dict_and_none_in_a_tuple_at_every_cut(where: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model, x = Deciding(with_cache), torch.randn(4, 2)
+    wanted = model(x)
+
+    def loss(output: Any, y: Tensor) -> Tensor:
+        assert output.keys() == {"logits", "more"}
+        assert output["more"][1] is None
+        return mean_loss(output["logits"], y)
+
+    options: dict[str, Any] = {"loss": loss, "optimizer": ADAM, "microbatches": 2, "workers": "inline"}
+    with Line(traced(model, torch.ones(2, 2)), **where, **options) as line:
+        scores: Any = line.predict(x)
+        line.step(x, torch.tensor([0, 1, 1, 0]))
+    assert scores.keys() == {"logits", "more"}
+    assert torch.equal(scores["logits"], wanted["logits"])
+    assert torch.equal(scores["more"][0], wanted["more"][0])
+    assert scores["more"][1] is None
+
+
+class Drawing(nn.Module):
+    """A block that is pruned, and whose own pre-hook draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        prune.l1_unstructured(self.middle, "weight", 0.3)
+        self.last.register_forward_pre_hook(lambda module, given: functional.dropout(given[0], 0.5, module.training))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attribute self.model.middle.weight was assigned during export")
+def test_a_pruned_module_and_a_pre_hook_that_draws_train_as_in_the_plain_loop() -> None:
+    whole = WholeModel(Drawing, WHOLE.batch, ("", "middle", "last"), {})
+    state, losses = train_whole(whole, 2, 4)
+    layers = traced(whole.made(), torch.ones(2, 8))
+    options: dict[str, Any] = {"loss": mean_loss, "optimizer": ADAM, "microbatches": 4, "workers": "inline"}
+    with Line(layers, cut=["middle", "last"], **options) as line:
+        assert [line.step(x, y).item() for x, y in whole.batches(2)] == losses
+    trained = line.state_dict()
+    assert trained.keys() == state.keys()
+    assert all(torch.equal(trained[key], value) for key, value in state.items())

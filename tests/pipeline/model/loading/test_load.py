@@ -111,7 +111,7 @@ def test_an_error_of_the_users_factory_is_named_with_its_line(folder):
 def test_a_class_becomes_one_of_its_objects(folder):
     assert isinstance(load_function("torch.nn.BCELoss", folder, "model.loss"), torch.nn.BCELoss)
     assert load_function("torch.nn.functional.relu", folder, "model.loss") is torch.nn.functional.relu
-    with pytest.raises(ModelRefused, match="is a int, which cannot be called"):
+    with pytest.raises(ModelRefused, match="is of type int, which cannot be called"):
         load_function("neighbour.py:DEPTH", folder, "model.loss")
 
 
@@ -159,7 +159,7 @@ def test_a_plan_that_drops_the_last_batch_has_as_many_steps_as_whole_batches(fol
     ("name", "more", "reason"),
     [
         ("Stream", "", r'data\.dataset = "data\.py:Stream": the dataset is a Stream, whose samples come in one order'),
-        ("whole", "options = { count = 3 }", "is a TensorDataset, which takes no data.options: leave them out"),
+        ("whole", "options = { count = 3 }", "is of type TensorDataset, which takes no data.options: leave them out"),
         (
             "broken",
             "",
@@ -179,7 +179,7 @@ def test_a_dataset_in_the_place_of_a_source_is_told_which_key_it_goes_to(folder)
         "class Data:\n    def __init__(self, **_): ...\n    def __getitem__(self, i): ...\n"
     )
     wrong = plan(data__source="rows.py:Data").model_copy(update={"file": folder / "stageline.toml"})
-    with pytest.raises(ModelRefused, match=r'returned a Data; .*: for a Dataset, write dataset = "\.\.\." instead'):
+    with pytest.raises(ModelRefused, match=r'of type Data; .*: for a Dataset, write dataset = "\.\.\." instead'):
         load_source(wrong)
 
 

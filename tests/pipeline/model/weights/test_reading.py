@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model import tensor_files as reading
-from stageline.pipeline.model.tensor_files import pieces_of, read_into, rounds, values_in
+from stageline.pipeline.model.tensor_files import pieces_of, read_into, spans, values_in
 
 TENSORS = {
     "table": torch.arange(70.0).reshape(7, 10),
@@ -26,7 +26,7 @@ TENSORS = {
 def test_what_is_read_is_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, most: int
 ) -> None:
-    monkeypatch.setattr(reading, "ROUND", most)
+    monkeypatch.setattr(reading, "SPAN", most)
     monkeypatch.setattr(reading, "PIECE", most)
     file = tmp_path / f"m{suffix}"
     (save_file if suffix == ".safetensors" else torch.save)(TENSORS, file)
@@ -35,11 +35,11 @@ def test_what_is_read_is_what_was_saved(
     assert all(torch.equal(targets[name], tensor) for name, tensor in TENSORS.items())
 
 
-def test_a_round_has_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ROUND", 100)
+def test_a_span_has_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "SPAN", 100)
     monkeypatch.setattr(reading, "PIECE", 100)
     pieces = [piece for name, tensor in TENSORS.items() for piece in pieces_of(name, tensor)]
-    groups = list(rounds(pieces))
+    groups = list(spans(pieces))
     assert [piece for group in groups for piece in group] == pieces
     assert all(sum(piece.bytes for piece in group) <= 100 for group in groups)
     assert sum(piece.bytes for piece in pieces) == sum(t.numel() * t.element_size() for t in TENSORS.values())

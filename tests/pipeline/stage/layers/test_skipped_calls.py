@@ -152,7 +152,7 @@ def test_a_group_of_a_resnet_with_a_hook_or_a_forward_of_its_own_is_refused() ->
         line_of(model, ["layer3"])
     model = resnet18(4, 3)
     model.layer2.forward = lambda x: x
-    with pytest.raises(ModelRefused, match="layer2 is a Sequential whose forward"):
+    with pytest.raises(ModelRefused, match="layer2 is of type Sequential, whose forward"):
         line_of(model, ["layer3"])
 
 

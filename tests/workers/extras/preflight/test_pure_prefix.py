@@ -62,11 +62,14 @@ def build()"""
     [
         (
             ("norm.eval()", "norm"),
-            "norm of stage 1, a BatchNorm1d, is in training mode and computes with the other rows",
+            "norm of stage 1, of type BatchNorm1d, is in training mode and computes with the other rows",
         ),
-        ((PLAIN_ACT, "act=nn.Dropout(0.1)"), r"act of stage 1, a Dropout, is in training mode and draws with p = 0.1"),
+        (
+            (PLAIN_ACT, "act=nn.Dropout(0.1)"),
+            r"of type Dropout, is in training mode and draws with p = 0.1",
+        ),
         (("BatchNorm1d(LENGTH)\n    norm", "BatchNorm1d(LENGTH)\n    norm.running_mean = None #"), "has no statistics"),
-        ((PLAIN_ACT, "act=nn.RReLU()"), "act of stage 1, a RReLU, is in training mode and draws; call eval"),
+        ((PLAIN_ACT, "act=nn.RReLU()"), "act of stage 1, of type RReLU, is in training mode and draws; call eval"),
     ],
     ids=["BatchNorm", "dropout", "no statistics", "RReLU"],
 )
