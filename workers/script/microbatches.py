@@ -32,8 +32,8 @@ def microbatches_for(options: LineOptions, placement: Sequence[Sequence[int]], r
     if options.microbatches is not None:
         return options.microbatches
     workers = len(placement)
-    if workers == 1 or (options.other_keys.get("schedule.mode"), options.schedule) == ("async", "1f1b"):
-        return 1  # in one process, or in a schedule whose steps are single microbatches
+    if workers == 1:
+        return 1
     wanted = OF_STAGE * sum(map(len, placement))
     if rows is None or rows >= 2 * wanted:
         return wanted
@@ -60,7 +60,7 @@ def idle_news(plan: Plan, schedule: Schedule, frozen: Collection[int]) -> tuple[
         schedule: Its schedule.
         frozen: Stages in which nothing is trained.
     """
-    if schedule.mode != "sync" or schedule.stages * schedule.microbatches > _LONGEST:
+    if schedule.stages * schedule.microbatches > _LONGEST:
         return ()
     share = _idle(schedule, frozen)
     if share <= MOST_IDLE:

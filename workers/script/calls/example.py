@@ -36,7 +36,7 @@ def keep_example(folder: Path, example: Tree) -> None:
 
 
 def carry_example(run: Path, folder: Path) -> None:
-    """Copy the example of the run in the folder `run`, if it has one, into a checkpoint's `folder`. Raises `OSError`."""
+    """Copy the example of the run in `run`, if it has one, to a checkpoint in `folder`. Raises `OSError`."""
     with suppress(FileNotFoundError):
         write_file(folder / NAME, (run / NAME).read_bytes())
 
