@@ -131,4 +131,4 @@ def test_the_changelog_is_one_page_until_a_version_is_released() -> None:
     """It had 375 lines about a version that was never released."""
     text = (ROOT / "CHANGELOG.md").read_text()
     assert "## Unreleased" in text
-    assert len(text.splitlines()) <= 60 or re.search(r"^## \d", text, re.MULTILINE)
+    assert len(text.splitlines()) <= 80 or re.search(r"^## \d", text, re.MULTILINE)

@@ -84,6 +84,7 @@ DECIDING = {
     "pipeline/data/__init__.py": TENSORS,
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
+    "pipeline/model/layered/decoders.py": TENSORS,
     "pipeline/model/layered/families.py": TENSORS,
     "pipeline/model/layered/layers.py": TENSORS,
     "workers/checkpoint/regroup.py": TENSORS,
@@ -112,7 +113,7 @@ PUBLIC = (
     "pipeline/stage/stage.py",
     "workers/checkpoint/recut.py",  # checkpoints
     "workers/checkpoint/regroup.py",
-    "workers/checkpoint/saved.py",
+    "workers/checkpoint/trained_weights.py",
     "workers/checkpoint/snapshot.py",
     "workers/checkpoint/source.py",
     "workers/disk/atomic_file.py",  # files that are whole or absent

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from stageline.pipeline.schedule import Schedule, ScheduleRefused, make_schedule, schedule_names, window_for
     from stageline.pipeline.stage.settings import StageSettings
     from stageline.pipeline.stage.stage import Stage
-    from stageline.workers.checkpoint.saved import NotSaved, load_weights
+    from stageline.workers.checkpoint.saved import NotSaved
+    from stageline.workers.checkpoint.trained_weights import load_weights
     from stageline.workers.errors import LineClosed, RunFailed
     from stageline.workers.extras.audit.audited_model import AddNoise, ClipRows, EqualNormGradients
     from stageline.workers.extras.drawing import draw_svg, draw_text
@@ -156,7 +157,8 @@ _MODULES = {  # where each name is defined
     ),
     "stageline.pipeline.stage.settings": ("StageSettings",),
     "stageline.pipeline.stage.stage": ("Stage",),
-    "stageline.workers.checkpoint.saved": ("NotSaved", "load_weights"),
+    "stageline.workers.checkpoint.saved": ("NotSaved",),
+    "stageline.workers.checkpoint.trained_weights": ("load_weights",),
     "stageline.workers.errors": (
         "LineClosed",
         "RunFailed",

@@ -8,31 +8,20 @@
 
 Each worker writes the snapshots of its stages into a draft of the folder, or why it could not (`stage-0.lacks`); the
 script completes the draft and gives it its name: a folder of that name is whole. A run that begins from it gets a copy.
-
-Trained weights of a run that is over lie in its folder, one file for each stage, under the unsplit model's names:
-
-    stage-0.safetensors                         its part of the model's state_dict
-    averages-0.safetensors                      where weights are averaged: the averages of its trained parameters
 """
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
 
 import msgspec
-from torch import Tensor
 
 from stageline.broker.control.messages import Assigned
-from stageline.pipeline.digest import TensorDigest, tensor_digests
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.retry import Note, persist
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
-from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_tensors
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runtime.progress import Progress
@@ -41,11 +30,6 @@ from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
 from .snapshot import UNSEALED, Snapshot, SnapshotDamaged, read_manifest, write_manifest
 
 SAVED = "saved.json"
-_WEIGHTS_OF_RUN = {  # the files of a finished run, and why there may be none
-    "stage-*.safetensors": "a run writes them at its end, on the machines of its workers. `stageline run ls` shows "
-    "which runs have finished; `stageline train --resume` goes on with one",
-    "averages-*.safetensors": "the run averaged no weights, which optimizer.ema_decay says",
-}
 
 
 class NotSaved(StagelineError):
@@ -196,87 +180,3 @@ def _copy(theirs: SnapshotDirectory, ours: SnapshotDirectory, stage: int, step: 
         sync(target / name)
     write_manifest(target, msgspec.structs.replace(manifest, run=ours.origin.run, sha256=UNSEALED))
     sync(target)
-
-
-def save_weights(
-    stages: Mapping[int, Stage],
-    folder: Path,
-    note: Note = lambda fault: None,
-    wait: Callable[[float], object] = sleep,
-) -> dict[str, TensorDigest]:
-    """Write `stage-N.safetensors` and averages for each stage, and return the weights' digests.
-
-    Args:
-        stages: Stages of the worker.
-        folder: Folder of the run.
-        note: Called with a fault that may pass, after which writing is tried again.
-        wait: Waits a number of seconds before another attempt; its errors are raised.
-
-    Raises:
-        SnapshotFailed: The weights cannot be written, or do not read back equal.
-    """
-    digests: dict[str, TensorDigest] = {}
-    for index, stage in stages.items():
-        state, averages = _on_host(stage.state_dict()), _on_host(stage.averages)
-        if index != stage.index:  # another replica, whose weights are those of the first
-            digests |= tensor_digests(state)
-            continue
-        further = {averages_file(folder, index): averages}
-        files = {weights_file(folder, index): state, **{file: found for file, found in further.items() if found}}
-        for file, tensors in files.items():
-            persist(partial(_write, file, index, tensors), f"write {file}", note, now=monotonic, wait=wait)
-        digests |= tensor_digests(state)
-    return digests
-
-
-def weights_file(folder: Path, stage: int) -> Path:
-    """Return the path of a stage's trained weights."""
-    return folder / f"stage-{stage}.safetensors"
-
-
-def averages_file(folder: Path, stage: int) -> Path:
-    """Return the path of the averages of a stage's trained parameters."""
-    return folder / f"averages-{stage}.safetensors"
-
-
-def _on_host(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu() for name, tensor in state.items()}
-
-
-def _write(file: Path, stage: int, state: Mapping[str, Tensor]) -> None:
-    draft = draft_of(file)
-    try:
-        make_folder(file.parent)
-        write_tensors(draft, state)
-        publish(draft, file)
-    except (OSError, Unsaveable) as error:
-        raise SnapshotFailed(f"the trained weights of stage {stage} cannot be kept in {file}: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def load_weights(folder: str | Path, *, ema: bool = False) -> dict[str, Tensor]:
-    """Return the trained model's state dict from a finished run's folder.
-
-    A run on several machines leaves the stages of each machine's workers there.
-
-    Args:
-        folder: Folder of the run.
-        ema: Averages stand for the trained parameters.
-
-    Returns:
-        Tensors on the CPU in the model's dtypes, under the unsplit model's names.
-
-    Raises:
-        FileNotFoundError: The folder has no weights, or no averages.
-
-    Example:
-        model.load_state_dict(load_weights("runs/digits-20260131-235959-1f0c"))
-    """
-    found: dict[str, Tensor] = {}
-    for pattern, lacking in [*_WEIGHTS_OF_RUN.items()][: 1 + ema]:
-        files = sorted(Path(folder).glob(pattern))
-        if not files:
-            raise FileNotFoundError(f"{folder} holds no {pattern}: {lacking}")
-        found |= {name: tensor for file in files for name, tensor in read_tensors(file).items()}
-    return found

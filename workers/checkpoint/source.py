@@ -2,10 +2,12 @@
 
 runs/digits-20260131-235959-1f0c/plan.json          which plan, and so how many stages
                                  checkpoints/...     their snapshots; on several machines some stages' only
+                                 best.json           of a script's run: where `fit(best=...)` keeps its best checkpoint
 
 The workers of a run that goes on delete old snapshots meanwhile: those are left out of lists.
 """
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,11 +20,14 @@ from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.pipeline.schedule.replicas import Shares, replicas_of
+from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.runs import folder as runs
 
 from .directory import FOLDER, SnapshotDirectory
 from .saved import is_saved, read_saved
 from .snapshot import SnapshotDamaged, read_manifest
+
+BEST = "best.json"
 
 
 class NoCheckpoint(StagelineError):
@@ -107,20 +112,40 @@ class CheckpointSource:
         best = Standing(criterion).after_all(found).best
         return None if best is None else best.step
 
-    def best_step(self) -> int:
-        """Step of the best evaluation, for callers that need it. Raises `NoCheckpoint` if none is known."""
+    def best_checkpoint(self) -> "tuple[CheckpointSource, int]":
+        """Return the checkpoints among which that of the best evaluation is, and its step.
+
+        Those of a plan's run are in its folder; that of a script's run is where its `fit(best=...)` keeps it. Raises
+        `NoCheckpoint`, which names what keeps one, if none is known.
+        """
+        if (note := _read_best(self.folder)) is not None:
+            return note.checkpoint_of(self)
+        if is_saved(self.folder):
+            raise NoCheckpoint(f"{self.folder} is one saved checkpoint: leave out --best (in Python: best=True)")
         if not self.plan.keeps_best:
+            keeps = 'line.fit(..., best="best")' if self.plan.scripted else "evaluation.keep_best = true"
             raise NoCheckpoint(
-                f"the plan of {self.folder} keeps no best checkpoint: evaluation.keep_best = true does. Name a step "
-                "with --step"
+                f"the {'script' if self.plan.scripted else 'plan'} of {self.folder} keeps no best checkpoint: {keeps} "
+                "does. Name a step with --step (in Python: step=)"
             )
         best = self.best
         if best is None:
             raise NoCheckpoint(
                 f"no evaluation of {self.folder} has a best value yet, or not all stages' snapshots are here: copy "
-                "them from the machines of their workers, or name a step with --step"
+                "them from the machines of their workers, or name a step with --step (in Python: step=)"
             )
-        return best
+        return self, best
+
+    def verified(self, step: int) -> list[Path]:
+        """Return the folders of the snapshots of `step` that have the whole model, every byte of which was read.
+
+        Raises `NoCheckpoint`, or `SnapshotDamaged`.
+        """
+        self.demand_all(self.step_of(step))
+        for stage in self.first_replicas:
+            if wrong := self.snapshots.verify(stage, step):
+                raise SnapshotDamaged(self.snapshots.path(stage, step), wrong)
+        return [self.snapshots.path(stage, step) for stage in self.first_replicas]
 
     def step_of(self, wanted: int | None) -> int:
         """Return `wanted` if there is a snapshot of it; for None, the newest step that all stages have.
@@ -180,6 +205,43 @@ def source_in(folder: Path) -> CheckpointSource:
     except (msgspec.MsgspecError, UnicodeDecodeError, PlanRefused) as error:
         raise SnapshotDamaged(folder, [f"{runs.PLAN} is damaged: {error}"]) from error
     return CheckpointSource(folder, run, plan)
+
+
+class BestNote(msgspec.Struct, frozen=True):
+    """Place of the best checkpoint of a script's run, relative to the run's folder, and the run that has saved it.
+
+    A run that goes on from a saved checkpoint may have that as its best.
+    """
+
+    folder: str
+    run: str
+
+    def checkpoint_of(self, source: CheckpointSource) -> tuple[CheckpointSource, int]:
+        """Return the checkpoint of `source` that this tells of. Raises `NoCheckpoint` if it is not there any more."""
+        kept = Path(os.path.normpath(source.folder.resolve() / self.folder))
+        saved = read_saved(kept) if is_saved(kept) else None
+        if saved is None or saved.run not in (self.run, source.run):
+            there = "it is not there" if saved is None else f"that of run {saved.run} is there"
+            raise NoCheckpoint(
+                f"the best checkpoint of {source.folder} was kept at {kept}, and {there}: copy it back, or name a step "
+                "with --step (in Python: step=)"
+            )
+        return source_in(kept), saved.step
+
+
+def note_best(folder: Path, kept: Path) -> None:
+    """Note in the `folder` of a script's run that its best checkpoint is kept at `kept`. Raises `OSError`."""
+    saved, place = read_saved(kept), kept.parent.resolve() / kept.name  # the name is a link that changes
+    write_json(folder / BEST, BestNote(os.path.relpath(place, folder.resolve()), saved.run))
+
+
+def _read_best(folder: Path) -> BestNote | None:
+    try:
+        return msgspec.json.decode((folder / BEST).read_bytes(), type=BestNote)
+    except FileNotFoundError:
+        return None
+    except msgspec.MsgspecError as error:
+        raise SnapshotDamaged(folder, [f"{BEST} is damaged: {error}"]) from error
 
 
 class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):

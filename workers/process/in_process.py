@@ -24,7 +24,7 @@ from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
 from stageline.pipeline.program import Program
-from stageline.workers.checkpoint.saved import save_weights
+from stageline.workers.checkpoint.trained_weights import save_weights
 from stageline.workers.control.joining import Stopped
 from stageline.workers.control.session import Reporter
 from stageline.workers.disk.background_writer import WriteFailed

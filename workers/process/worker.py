@@ -32,8 +32,9 @@ from stageline.pipeline.printable import bounded
 from stageline.pipeline.process.lifeline import NONE
 from stageline.pipeline.retry import causes, lacks_memory, passing_fault
 from stageline.workers.checkpoint.hooks import Announced, open_snapshots
-from stageline.workers.checkpoint.saved import save_stages, save_weights
+from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
+from stageline.workers.checkpoint.trained_weights import save_weights
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped

@@ -27,12 +27,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from stageline.pipeline.data import Batch
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import is_saved, read_saved
+from stageline.workers.checkpoint.source import BEST, note_best
 from stageline.workers.disk.atomic_file import draft_of, keep_trying, publish, sync
 from stageline.workers.runs.metrics import (
     EVALUATIONS,
@@ -45,7 +46,8 @@ from stageline.workers.runs.metrics import (
 from stageline.workers.runtime.calls import UNDER_WAY
 from stageline.workers.script.calls.calls import StepLoss
 
-from .callbacks import Callback, FitOptions, Fitted, named, one_pass
+from .callbacks import Callback, FitOptions, Fitted, named
+from .fit_batches import one_pass
 
 Found = Mapping[str, float | None]
 
@@ -100,10 +102,20 @@ def _append(path: Path, size: int, text: bytes, *, durable: bool) -> None:
 class BestCheckpoint:
     """Best checkpoint of a fit: a symbolic link to the folder that holds it."""
 
-    def __init__(self, link: Path, save: Callable[[Path], object]) -> None:
-        """Raise `ValueError` if `link` exists and is no link; `save` writes a checkpoint into a folder."""
+    def __init__(self, link: Path, save: Callable[[Path], object], run: Path | None = None) -> None:
+        """Prepare to keep a checkpoint at `link`.
+
+        Args:
+            link: Path of the link; there may be one.
+            save: Writes a checkpoint into a folder.
+            run: Folder of the run, in which the place is noted.
+
+        Raises:
+            ValueError: Something else is there.
+        """
         self._link = link.absolute()
         self._save = save
+        self._run = run
         if os.path.lexists(self._link) and not self._link.is_symlink():
             raise ValueError(f'best = "{link}": something is there that no fit has made. Name a path that is free')
 
@@ -111,6 +123,11 @@ class BestCheckpoint:
     def step(self) -> int | None:
         """Number of steps after which the checkpoint was saved; None if there is none."""
         return read_saved(self._link).step if is_saved(self._link) else None
+
+    def note(self) -> None:
+        """Note in the run's folder where the checkpoint is, for commands such as `stageline export --best`."""
+        if self._run is not None:
+            keep_trying(partial(note_best, self._run, self._link), self._run / BEST)
 
     def keep(self, step: int) -> None:
         """Save the line's present state, after `step` steps, as the best checkpoint. Raises `NotSaved` or `OSError`."""
@@ -120,6 +137,7 @@ class BestCheckpoint:
         draft = draft_of(self._link)
         draft.symlink_to(folder.name)
         publish(draft, self._link)
+        self.note()
         own = re.compile(rf"{re.escape(prefix)}\d+-[0-9a-f]{{8}}")  # also what a script that was killed has left
         for other in list(self._link.parent.iterdir()):
             if own.fullmatch(other.name) and other != folder and is_saved(other):
@@ -128,6 +146,10 @@ class BestCheckpoint:
 
 class Steps(Protocol):
     """Methods of a line that a fit calls."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the run."""
 
     @property
     def position(self) -> int:
@@ -150,7 +172,7 @@ class Fit:
         options: FitOptions,
         record: EvaluationLog,
         number: int,
-        measure: Callable[[Iterable[Batch]], Found],
+        measure: Callable[[Iterable[Any]], Found],
         end: int | None = None,
     ) -> None:
         """Prepare a fit, and take up the evaluations that it has on record.
@@ -173,7 +195,7 @@ class Fit:
         self._end = end
         self._called: deque[tuple[int, StepLoss]] = deque()  # whose losses were not told
         self._loss: float | None = None
-        self._best = None if options.best is None else BestCheckpoint(Path(options.best), line.save)
+        self._best = None if options.best is None else BestCheckpoint(Path(options.best), line.save, line.folder)
         self._found = dict(record.of_fit(number))
         self._standing = Standing(options.criterion).after_all(self._found.items())
 
@@ -184,6 +206,7 @@ class Fit:
         """
         ended: Fitted | None = None
         try:
+            self._note_best()
             self._train()
             self._tell_losses(0)
             ended = self._ended()
@@ -192,6 +215,12 @@ class Fit:
                 for callback in reversed(self._options.callbacks):
                     stack.callback(_end, callback, ended)
         return ended
+
+    def _note_best(self) -> None:
+        """Note the best checkpoint of before if this run is resumed from it, or from one after it."""
+        best = self._standing.best
+        if self._best is not None and best is not None and self._best.step == best.step:
+            self._best.note()
 
     def _train(self) -> None:
         if self._standing.stops:

@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from stageline.pipeline.model.own_schedule import read_plan
-from stageline.workers.checkpoint.saved import load_weights
+from stageline.workers.checkpoint.trained_weights import load_weights
 from stageline.workers.errors import RunFailed
 from stageline.workers.launch import template
 from stageline.workers.launch.launch import prepare_launch, run_launch

@@ -8,7 +8,7 @@ from torch import nn
 from stageline.pipeline.digest import tensor_digests, weights_sha256
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.checkpoint.saved import load_weights, save_weights
+from stageline.workers.checkpoint.trained_weights import load_weights, save_weights
 
 
 def stages() -> dict[int, Stage]:

@@ -26,7 +26,7 @@ def test_a_run_that_does_not_compare_rounds_has_no_best(tmp_path: Path) -> None:
     found = source(tmp_path, {})
     assert (found.best, found.best_before(6)) == (None, None)
     with pytest.raises(NoCheckpoint, match=r"evaluation\.keep_best = true"):
-        found.best_step()
+        found.best_checkpoint()
 
 
 @pytest.mark.parametrize(("best", "step"), [({"step": 3}, 3), (None, None)])
@@ -41,4 +41,4 @@ def test_a_run_of_which_no_checkpoint_is_here_has_no_best_yet(tmp_path: Path) ->
     found = source(tmp_path, KEEPS)
     assert found.best is None
     with pytest.raises(NoCheckpoint, match="no evaluation"):
-        found.best_step()
+        found.best_checkpoint()

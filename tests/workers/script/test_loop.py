@@ -19,6 +19,8 @@ VALUES = {2: 3.0, 4: 2.0, 6: 2.5, 8: 2.0, 10: 1.0}  # the loss held out, by step
 class CountingLine:
     """Whose steps are noted in `said`, and their losses when they are read."""
 
+    folder = None
+
     def __init__(self, position: int = 0) -> None:
         self.position = position
         self.said: list[str] = []

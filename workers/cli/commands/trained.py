@@ -15,7 +15,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import as_interrupts
 from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.output import answer, counted, say, show
+from stageline.workers.cli.output import CommandFailed, answer, counted, say, show
 
 if TYPE_CHECKING:
     from stageline.workers.extras.exchange.load import RunModel
@@ -32,6 +32,11 @@ _plan = click.option(
 _batch_size = click.option("--batch-size", type=click.IntRange(min=1), help="Rows in a batch. Default: the plan's.")
 _device = click.option("--device", help='Of all stages, such as "cpu". Default: those of the plan\'s workers.')
 _ema = click.option("--ema", is_flag=True, help="With the averages of the weights, which optimizer.ema_decay keeps.")
+_best = click.option(
+    "--best",
+    is_flag=True,
+    help="The checkpoint of the best evaluation, which evaluation.keep_best keeps, or a script's fit(best=...).",
+)
 _workers = click.option(
     "--workers",
     type=click.Choice(["processes", "inline"]),
@@ -39,9 +44,9 @@ _workers = click.option(
     show_default=True,
     help="Run one process for each worker of the plan, or all stages in this process.",
 )
-FORMATS = ("safetensors", "transformers", "dcp", "stages")
+FORMATS = ("safetensors", "transformers", "dcp", "stages", "onnx")
 _SHARD = "5GiB"
-_COMPUTING = {"Checkpoint": ("--ema",), "Workers": ("--workers", "--device")}
+_COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--device")}
 
 
 @click.command(
@@ -62,6 +67,7 @@ _COMPUTING = {"Checkpoint": ("--ema",), "Workers": ("--workers", "--device")}
 @_workers
 @_device
 @options.step
+@_best
 @_ema
 @_plan
 def predict(
@@ -72,6 +78,7 @@ def predict(
     workers: "Workers",
     device: str | None,
     step: int | None,
+    best: bool,
     ema: bool,
     plan: str | None,
 ) -> None:
@@ -84,7 +91,7 @@ def predict(
 
     demand_writable(Path(target))
     inputs = open_inputs(Path(source))
-    model = _model(run, step, plan, device, ema=ema)
+    model = _model(run, step, plan, device, best=best, ema=ema)
     with as_interrupts(), options.user_prints_to_stderr():
         left_out = predict_rows(model, inputs, Path(target), batch_size, workers, options.tell)
     for name, value in left_out.items():
@@ -97,7 +104,7 @@ def predict(
     cls=Command,
     examples=(
         "stageline eval runs/digits-20260131-101500-1f0c",
-        "stageline eval runs/digits-20260131-101500-1f0c --data data.py:test --json",
+        "stageline eval runs/digits-20260131-101500-1f0c --best --data data.py:test --json",
     ),
     groups={"Plan": ("--plan",), "Data": ("--data", "--source", "--metrics", "--batch-size"), **_COMPUTING},
     codes=codes(ExitCode.REFUSED, failed="a stage failed, or weights are damaged"),
@@ -112,6 +119,7 @@ def predict(
 @_workers
 @_device
 @options.step
+@_best
 @_ema
 @_plan
 @options.as_json
@@ -124,6 +132,7 @@ def evaluate(
     workers: "Workers",
     device: str | None,
     step: int | None,
+    best: bool,
     ema: bool,
     plan: str | None,
     as_json: bool,
@@ -137,7 +146,7 @@ def evaluate(
         raise click.UsageError("--data and --source are two ways to say what to evaluate on: leave one out")
     from stageline.workers.extras.forward.forward_run import Wanted, evaluate_run
 
-    model = _model(run, step, plan, device, ema=ema)
+    model = _model(run, step, plan, device, best=best, ema=ema)
     wanted = Wanted(dataset, source, metrics or None, batch_size)
     with as_interrupts(), options.user_prints_to_stderr():
         data, measured = evaluate_run(model, wanted, workers, options.tell)
@@ -147,13 +156,14 @@ def evaluate(
     answer({"schema": "eval/1", **_facts(model, data, measured)}, as_json, shown)
 
 
-def _model(run: str, step: int | None, plan: str | None, device: str | None, *, ema: bool) -> "RunModel":
+def _model(run: str, step: int | None, plan: str | None, device: str | None, *, best: bool, ema: bool) -> "RunModel":
     """Load the model of a run with the user's code, which may print."""
+    _demand_one(step, best=best)
     from stageline.workers.extras.exchange.load import run_model
 
     with options.user_prints_to_stderr():
         place = None if plan is None else Path(plan)
-        model = run_model(Path(run), place=place, step=step, ema=ema, tell=options.tell)
+        model = run_model(Path(run), place=place, step=step, ema=ema, best=best, tell=options.tell)
     return model if device is None else model.on(device)
 
 
@@ -174,11 +184,12 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     examples=(
         "stageline export runs/digits-20260131-101500-1f0c digits.safetensors",
         "stageline export runs/digits-20260131-101500-1f0c digits --format stages --best",
+        "stageline export runs/gpt2-20260131-101500-1f0c gpt2 --format transformers --config /data/gpt2",
     ),
     groups={
         "Plan": ("--plan",),
         "Checkpoint": ("--best", "--ema"),
-        "Form": ("--format", "--config", "--max-shard-size"),
+        "Form": ("--format", "--config", "--max-shard-size", "--input"),
     },
     codes=codes(ExitCode.REFUSED, failed="weights are damaged"),
 )
@@ -188,16 +199,17 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="One file; for from_pretrained; for torch.distributed.checkpoint.load; a file for each stage. Default: the "
-    "first, for an OUT that ends with .safetensors.",
+    help="One file; for from_pretrained, with --config; for torch.distributed.checkpoint.load; a file for each stage; "
+    "the model as one file of ONNX. Default: what an OUT that ends with .safetensors or .onnx says.",
 )
 @options.step
-@click.option("--best", is_flag=True, help="The checkpoint of the best evaluation, which evaluation.keep_best keeps.")
+@_best
 @click.option("--ema", is_flag=True, help="The averages of the weights, which optimizer.ema_decay keeps.")
 @click.option(
     "--config",
     type=click.Path(),
-    help="For transformers: config.json, or a folder with it. Default: that of what the plan's factory returns.",
+    help="For transformers: config.json, or a folder with it. Default: that of what the plan's factory returns, which "
+    "other models do not have.",
 )
 @click.option(
     "--max-shard-size",
@@ -208,10 +220,16 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     help="For transformers: the most that a file may have, such as 500MiB.",
 )
 @click.option(
+    "--input",
+    "source",
+    type=click.Path(),
+    help="For onnx: a file with rows of inputs, as for predict. Default: a batch of the plan's data.",
+)
+@click.option(
     "--plan",
     type=click.Path(),
     shell_complete=completion.plans,
-    help="For transformers, without --config: the plan. Default: the run's.",
+    help="For onnx, and for transformers without --config: the plan. Default: the run's.",
 )
 def export(
     run: str,
@@ -223,6 +241,7 @@ def export(
     ema: bool,
     config: str | None,
     most: int,
+    source: str | None,
     plan: str | None,
 ) -> None:
     """Write the weights of RUN to OUT, for another program.
@@ -231,6 +250,11 @@ def export(
     saved. Its weights are those that it ended with, or of its newest checkpoint.
     """
     form = form or _form_of(out)
+    _demand_one(step, best=best)
+    if form == "onnx":
+        title = _export_onnx(run, Path(out), step, plan, source, best=best, ema=ema)
+        say(f"the model with {title} is in {out}")
+        return
     from stageline.workers.extras.exchange import export as forms
     from stageline.workers.extras.exchange.stored_weights import take_weights
 
@@ -247,31 +271,49 @@ def export(
             case _:
                 forms.export_transformers(weights, target, _configuration(Path(run), config, plan), most)
 
-    weights = take_weights(Path(run), _chosen(run, step, best=best), write, options.tell, ema=ema)
+    weights = take_weights(Path(run), step, write, options.tell, ema=ema, best=best)
     say(f"{weights.title} are in {out}")
 
 
-def _chosen(run: str, step: int | None, *, best: bool) -> int | None:
-    """Return the step of the wanted checkpoint; None for the newest."""
-    from stageline.workers.checkpoint.source import source_in
+def _export_onnx(
+    run: str, target: Path, step: int | None, plan: str | None, source: str | None, *, best: bool, ema: bool
+) -> str:
+    """Write the model of a run as ONNX, and return what its weights are called."""
+    from stageline.pipeline.model.load import load_source
+    from stageline.workers.extras.exchange import onnx_form
+    from stageline.workers.extras.forward.row_files import open_inputs
 
-    if not best:
-        return step
-    if step is not None:
+    onnx_form.require_onnx()
+    given = None if source is None else next(open_inputs(Path(source)).batches(onnx_form.LEAST))
+    model = _model(run, step, plan, None, best=best, ema=ema)
+    with options.user_prints_to_stderr():
+        batch = load_source(model.plan).batch(0)[0] if given is None else given
+        onnx_form.export_onnx(model.module, onnx_form.example_of(batch), target)
+    return model.weights.title
+
+
+def _demand_one(step: int | None, *, best: bool) -> None:
+    if best and step is not None:
         raise click.UsageError("--step and --best name two checkpoints; give one of them")
-    return source_in(Path(run)).best_step()
 
 
 def _form_of(out: str) -> str:
-    if out.endswith(".safetensors"):
-        return "safetensors"
+    for form in ("safetensors", "onnx"):
+        if out.endswith(f".{form}"):
+            return form
     raise click.UsageError(f"--format says what {out} is to be: {', '.join(FORMATS)}")
 
 
 def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[str, object]:
-    from stageline.workers.extras.exchange.load import planned_configuration, read_configuration
+    from stageline.workers.extras.exchange.export import read_configuration
+    from stageline.workers.extras.exchange.load import planned_configuration
 
     if config is not None:
         return read_configuration(Path(config))
     with options.user_prints_to_stderr():
-        return planned_configuration(options.plan_of_run(run, plan, ()))
+        try:
+            planned = options.plan_of_run(run, plan, ())
+        except CommandFailed as error:  # as for a script, whose run has no plan's file
+            way_out = "or a folder with the model's config.json by --config FOLDER"
+            raise CommandFailed(f"{error}, {way_out}", error.exit_code) from error
+        return planned_configuration(planned)

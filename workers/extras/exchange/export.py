@@ -70,6 +70,18 @@ def export_transformers(weights: StoredWeights, target: Path, config: Mapping[st
     export_folder(target, write)
 
 
+def read_configuration(path: Path) -> Mapping[str, object]:
+    """Return the settings in a configuration file, or in the config.json of a folder. Raises `WeightsUnusable`."""
+    file = path / CONFIG if path.is_dir() else path
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise WeightsUnusable(f"--config {file} cannot be read: {error}") from error
+    if not isinstance(found, dict):
+        raise WeightsUnusable(f"--config {file} is no table of settings, as save_pretrained writes it")
+    return found
+
+
 def export_dcp(weights: StoredWeights, target: Path) -> None:
     """Write a folder for `torch.distributed.checkpoint.load`. Its metadata is a pickle, as torch writes it.
 

@@ -43,7 +43,6 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.records import hashes_of, read_code, recut_id
 
-from .export import CONFIG
 from .stored_weights import StoredWeights, WeightsUnusable, take_weights
 
 PLAN_FILE = "stageline.toml"
@@ -163,6 +162,7 @@ def load(
     plan: str | Path | None = None,
     step: int | None = None,
     ema: bool = False,
+    best: bool = False,
 ) -> torch.nn.Module:
     """Return the unsplit model of a run, in evaluation mode, on the CPU.
 
@@ -178,18 +178,23 @@ def load(
         plan: File of the plan or its folder, if the file that the run was begun with is not here any more.
         step: Step of the checkpoint. By default the end of the run, or the newest checkpoint.
         ema: Load the averages of the weights, which `optimizer.ema_decay` keeps.
+        best: Load the checkpoint of the best evaluation, which a plan keeps with `evaluation.keep_best` and a script
+            with `fit(best=...)`.
 
     Raises:
+        ValueError: Both `step` and `best` are given.
         NoSuchRun: `run` is not the folder of a run.
         ModelRefused: The model cannot be made, or has other weights.
         WeightsUnusable: There are no weights yet, or no averages, or they are damaged.
     """
     folder = Path(run)
+    if best and step is not None:
+        raise ValueError(f"step = {step} and best = True name two checkpoints; give one of them")
     if not runs.is_run(folder):
         raise runs.NoSuchRun(f"{folder} is not the folder of a run: it has no {runs.PLAN}")
     try:
         place = None if plan is None else Path(plan)
-        return run_model(folder, model=model, place=place, step=step, ema=ema).module
+        return run_model(folder, model=model, place=place, step=step, ema=ema, best=best).module
     except (NoCheckpoint, SnapshotDamaged) as error:
         raise WeightsUnusable(str(error)) from error
 
@@ -201,6 +206,7 @@ def run_model(
     place: Path | None = None,
     step: int | None = None,
     ema: bool = False,
+    best: bool = False,
     tell: Callable[[str], object] = log.warning,
 ) -> RunModel:
     """Return a run's model as `load` does, with its plan and stored weights.
@@ -211,6 +217,7 @@ def run_model(
         place: File of the plan, or its folder.
         step: Step of the checkpoint; None takes the newest.
         ema: Load the averages of the weights.
+        best: Load the checkpoint of the best evaluation, without a `step`.
         tell: Called if a run that goes on has deleted the checkpoint that was being read.
 
     Raises:
@@ -223,7 +230,8 @@ def run_model(
     plan = planned(source, place) if model is None else source.plan
     made = _made(plan) if model is None else model
     module = _module_of(made)
-    weights = take_weights(folder, step, partial(_fill, module, _origin(plan, model), source), tell, ema=ema)
+    at_end = None if best else runs.result_in(folder)
+    weights = take_weights(folder, step, partial(_fill, module, _origin(plan, model), at_end), tell, ema=ema, best=best)
     if plan.model.trainable is not None:
         _uncut(made, plan.model.trainable)
     return RunModel(source.run, made, module.cpu().eval(), plan, weights)
@@ -265,8 +273,11 @@ def _origin(plan: Plan, model: Any) -> str:
     return f'what model.factory = "{plan.model.factory}" returns' if model is None else "the model that was passed"
 
 
-def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weights: StoredWeights) -> None:
-    """Set the weights of `module`. The weights of one file are in memory at a time."""
+def _fill(module: torch.nn.Module, origin: str, at_end: runs.Result | None, weights: StoredWeights) -> None:
+    """Set the weights of `module`. The weights of one file are in memory at a time.
+
+    They are compared with those `at_end` of the run if they are of its last step.
+    """
     late = {name: place for name, place in unset_buffers([("", module)]).items() if name in weights.forms}
     if faults := _misfits(module, weights, late):
         raise ModelRefused(
@@ -278,7 +289,8 @@ def _fill(module: torch.nn.Module, origin: str, source: CheckpointSource, weight
         owner._buffers[key] = torch.empty(shape, dtype=dtype)
     for file in weights.files:
         module.load_state_dict(weights.read_from(file, weights.names_in(file)), strict=False)
-    _demand_result(module, source, weights)
+    if at_end is not None and weights.step == at_end.steps:
+        _demand_result(module, at_end, weights)
     for file in weights.averages:
         module.load_state_dict(weights.averages_in(file), strict=False)
 
@@ -293,11 +305,8 @@ def _misfits(module: torch.nn.Module, weights: StoredWeights, late: Collection[s
     return list(misnamed(here, forms, {}, {*here, *late})) or list(misformed(here, forms))
 
 
-def _demand_result(module: torch.nn.Module, source: CheckpointSource, weights: StoredWeights) -> None:
+def _demand_result(module: torch.nn.Module, result: runs.Result, weights: StoredWeights) -> None:
     """Raise `WeightsUnusable` if a finished run ended with other weights than `module` has now."""
-    result = runs.result_in(source.folder)
-    if result is None or weights.step != result.steps:
-        return
     found = weights_sha256(tensor_digests(module.state_dict()))
     if found != result.weights_sha256:
         raise WeightsUnusable(
@@ -358,18 +367,6 @@ def _forms(layout: StageLayout) -> Mapping[str, tuple[str, tuple[int, ...]]]:
     return {name: layout.forms.get(name, ("", ())) for name in layout.entries}
 
 
-def read_configuration(path: Path) -> Mapping[str, object]:
-    """Return the settings in a configuration file, or in the config.json of a folder. Raises `WeightsUnusable`."""
-    file = path / CONFIG if path.is_dir() else path
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WeightsUnusable(f"--config {file} cannot be read: {error}") from error
-    if not isinstance(found, dict):
-        raise WeightsUnusable(f"--config {file} is no table of settings, as save_pretrained writes it")
-    return found
-
-
 def planned_configuration(plan: Plan) -> Mapping[str, object]:
     """Return the configuration of the model that the plan's factory returns.
 
@@ -389,7 +386,7 @@ def configuration_of(model: object, origin: str) -> Mapping[str, object]:
     if config is None or not hasattr(config, "to_json_string"):
         raise WeightsUnusable(
             f"{origin} returned an object of type {type(model).__name__} without a config of transformers: name a "
-            f"folder with its config.json by --config"
+            f"folder with its config.json by --config FOLDER"
         )
     found = json.loads(config.to_json_string())  # values of JSON alone
     return {**found, "architectures": found.get("architectures") or [type(model).__name__]}

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from stageline.pipeline.errors import ExitCode, StagelineError
-from stageline.workers.checkpoint.saved import averages_file, weights_file
 from stageline.workers.checkpoint.snapshot import AVERAGES, WEIGHTS, SnapshotDamaged
 from stageline.workers.checkpoint.source import NoCheckpoint, source_in
+from stageline.workers.checkpoint.trained_weights import averages_file, weights_file
 from stageline.workers.disk.tensor_file import forms_in, read_tensors
 from stageline.workers.runs import folder as runs
 
@@ -116,13 +116,14 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return alike and torch.equal(_bytes(one), _bytes(other))
 
 
-def weights_in(folder: Path, step: int | None, *, ema: bool = False) -> StoredWeights:
+def weights_in(folder: Path, step: int | None, *, ema: bool = False, best: bool = False) -> StoredWeights:
     """Return the verified weights of a checkpoint, or those that a finished run without snapshots ended with.
 
     Args:
         folder: Folder of the run.
         step: Step of the checkpoint; None takes the newest that all stages have.
         ema: Return the averages of the weights.
+        best: Take the checkpoint of the best evaluation, without a `step`.
 
     Raises:
         WeightsUnusable: There are no averages.
@@ -132,6 +133,8 @@ def weights_in(folder: Path, step: int | None, *, ema: bool = False) -> StoredWe
         OSError: A fault that may pass.
     """
     source = source_in(folder)
+    if best:
+        source, step = source.best_checkpoint()
     if step is None and not source.present:
         return _finished(folder, ema=ema)
     found = source.step_of(step)
@@ -152,11 +155,12 @@ def take_weights(
     tell: Callable[[str], object],
     *,
     ema: bool = False,
+    best: bool = False,
 ) -> StoredWeights:
     """Call `use` with the weights that `weights_in` finds, and return them.
 
-    If `step` is None and the run deletes the newest checkpoint while it is used, `use` is called again with the newest
-    one by then, up to ten times in all. Errors of `weights_in` and `use` are raised.
+    If `step` is None and the run deletes the newest checkpoint, or the best, while it is used, `use` is called again
+    with the newest or best one by then, up to ten times in all. Errors of `weights_in` and `use` are raised.
 
     Args:
         folder: Folder of the run.
@@ -164,15 +168,16 @@ def take_weights(
         use: Reads the weights.
         tell: Called with a line for people if a checkpoint was deleted.
         ema: Take the averages of the weights.
+        best: Take the checkpoint of the best evaluation, without a `step`.
     """
     for _ in range(_ATTEMPTS - 1) if step is None else ():
         try:
-            use(weights := weights_in(folder, None, ema=ema))
+            use(weights := weights_in(folder, None, ema=ema, best=best))
         except RunMovedOn as gone:
-            tell(f"{gone}. The newest of them is taken")
+            tell(f"{gone}. The {'best' if best else 'newest'} of them is taken")
         else:
             return weights
-    use(weights := weights_in(folder, step, ema=ema))
+    use(weights := weights_in(folder, step, ema=ema, best=best))
     return weights
 
 

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from stageline.broker.codec.message import Message
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.program import Program, Queue
-from stageline.pipeline.tree import Tree
+from stageline.pipeline.tree import Tree, map_tensors
 from stageline.workers.runtime.calls import Call, CallKind, Position, encode_call
 
 WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ
@@ -89,6 +89,11 @@ def only(replies: Replies) -> Any:
     return next((reply for reply in replies.values() if reply is not None), None)
 
 
+def copied(tree: Tree) -> Tree:
+    """Return a copy of `tree`: retained calls must not change, and a loader may fill the same memory again."""
+    return map_tensors(lambda tensor: tensor.detach().clone(), tree)
+
+
 def total(replies: Iterable[Replies]) -> dict[str, float]:
     """Return the sums of evaluated batches over all their rows: "rows", "loss", and the metrics.
 
@@ -119,6 +124,16 @@ class StepLoss:
         """Take `wait`, which waits for the step and returns its loss and gradient norm."""
         self._wait: Callable[[], tuple[float | None, float | None]] | None = wait
         self._found: tuple[float | None, float | None] = None, None
+
+    @classmethod
+    def of(cls, done: "Future[Replies]") -> Self:
+        """Return the loss of a step whose replies `done` will have."""
+
+        def wait() -> tuple[float | None, float | None]:
+            found: float | tuple[float | None, float] | None = only(done.result())
+            return found if isinstance(found, tuple) else (found, None)
+
+        return cls(wait)
 
     def item(self) -> float | None:
         """Return the loss as a float, None for a batch without rows. Waits for the step."""

@@ -24,7 +24,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
 from stageline.workers.checkpoint.directory import SnapshotDirectory
-from stageline.workers.checkpoint.saved import load_weights
+from stageline.workers.checkpoint.trained_weights import load_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped

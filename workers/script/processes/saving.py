@@ -23,7 +23,7 @@ from stageline.workers.checkpoint.saved import (
     draft_folder,
     is_saved,
 )
-from stageline.workers.checkpoint.source import source_in
+from stageline.workers.checkpoint.source import BEST, source_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runs.owner import RunGoesOn, require_free
@@ -106,7 +106,7 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
     if not runs.differences_from(plan, kept):
         run = begin_from_saved(plan, folder) if saved else kept.name
-        _keep_batches(kept, runs.folder(plan, run))
+        _carry_records(kept, runs.folder(plan, run))
         return run
     source = source_in(kept)
     if not needs_recut(plan, source):
@@ -114,14 +114,15 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
     if not saved:
         await_former_processes(kept, plan.recovery.lease)
     run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved else "")
-    _keep_batches(kept, runs.folder(plan, run))
+    _carry_records(kept, runs.folder(plan, run))
     return run
 
 
-def _keep_batches(before: Path, now: Path) -> None:
-    """Copy the record of batches to the new run, whose batches are compared with it."""
-    if (before / BATCHES).exists() and not (now / BATCHES).exists():
-        shutil.copyfile(before / BATCHES, now / BATCHES)
+def _carry_records(before: Path, now: Path) -> None:
+    """Copy to the new run the record of batches, with which its batches are compared, and the note of the best."""
+    for name in (BATCHES, BEST):
+        if (before / name).exists() and not (now / name).exists():
+            shutil.copyfile(before / name, now / name)
 
 
 def begun_run(plan: Plan, folder: Path) -> str:
