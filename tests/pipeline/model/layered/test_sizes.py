@@ -49,7 +49,7 @@ def test_rows_that_the_forward_does_not_treat_as_the_examples_are_refused(
             line.predict(torch.ones(refused, 3))
 
 
-class Recurrent(nn.Module):
+class LenRecurrent(nn.Module):
     """Makes its hidden state of `len(ids)` rows."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Recurrent(nn.Module):
 @pytest.mark.filterwarnings("ignore:The tensor attributes self.model.rnn._flat_weights")
 def test_an_lstm_whose_state_is_made_of_len_trains_with_the_rows_of_its_example() -> None:
     whole = WholeModel(
-        Recurrent, lambda g: (torch.randint(9, (6, 5), generator=g), torch.arange(6) % 3), ("", "rnn", "head"), {}
+        LenRecurrent, lambda g: (torch.randint(9, (6, 5), generator=g), torch.arange(6) % 3), ("", "rnn", "head"), {}
     )
     state, losses = train_whole(whole, 2, 2)
     layers = traced(whole.made(), torch.ones(3, 5, dtype=torch.int64))
@@ -75,7 +75,7 @@ def test_an_lstm_whose_state_is_made_of_len_trains_with_the_rows_of_its_example(
     assert all(torch.equal(value, state[name]) for name, value in line.state_dict().items())
 
 
-class Decoder(nn.Module):
+class SmallDecoder(nn.Module):
     """A small transformer with learned positions for 12 tokens, a causal mask and a mask of padding."""
 
     def __init__(self) -> None:
@@ -104,9 +104,9 @@ def sentences(generator: torch.Generator) -> tuple[Any, Tensor]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:in evaluation mode:RuntimeWarning")  # torch's fast path
 def test_texts_of_other_lengths_than_the_examples_train_as_in_the_plain_loop() -> None:
-    whole = WholeModel(Decoder, sentences, ("", "places", "drop", "blocks.0", "blocks.1", "blocks.2", "head"), {})
+    whole = WholeModel(SmallDecoder, sentences, ("", "places", "drop", "blocks.0", "blocks.1", "blocks.2", "head"), {})
     layers = traced(whole.made(), {"ids": torch.arange(12).view(2, 6), "mask": torch.ones(2, 6, dtype=torch.int64)})
-    seeded = WholeModel(Decoder, sentences, ("", *layers.names[1:]), {})
+    seeded = WholeModel(SmallDecoder, sentences, ("", *layers.names[1:]), {})
     state, losses = train_whole(seeded, 4, 2)
     assert len({x["ids"].shape[1] for x, _ in whole.batches(4)}) > 2
     with Line(layers, cut=["blocks.1", "head"], microbatches=2, **OPTIONS) as line:
