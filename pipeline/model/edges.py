@@ -156,9 +156,9 @@ def _unknown(model: object) -> ModelRefused:
             f"the model is of type {type(model).__name__}, of peft, which wraps the model that has the adapters: "
             f"give its get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/guides/lora.md)"
         )
-    families = ", ".join(family.class_name for family in FAMILIES)
+    families = near(type(model).__name__, [family.class_name for family in FAMILIES])
     return ModelRefused(
         f"the model is of type {type(model).__name__}; expected an nn.Sequential, a model of a known family "
-        f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
+        f"(such as {families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
         f"that out (docs/guides/models.md), or a list with one module for each stage"
     )

@@ -191,7 +191,7 @@ def make_stage(
             seed=plan.run.seed,
             device=device,
             lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
-            lr_every=1 if scheduler is None else _steps_between(scheduler, epoch),
+            lr_every=steps_between(scheduler, epoch),
             groups=groups_of(plan),
             stash_weights=stash_weights,
             delay_weights=delay_weights,
@@ -218,8 +218,9 @@ def optimizer_of(plan: Plan) -> OptimizerFactory:
     return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
 
 
-def _steps_between(scheduler: LrSchedulerPlan, epoch: int) -> int:
-    match scheduler.every:
+def steps_between(scheduler: LrSchedulerPlan | None, epoch: int) -> int:
+    """Return the number of steps between two of a learning rate scheduler's, where an epoch has `epoch` steps."""
+    match scheduler and scheduler.every:
         case int(steps):
             return steps
         case "epoch":

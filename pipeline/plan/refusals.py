@@ -26,7 +26,6 @@ from .traits import (
     CLIPPING,
     DROPPING,
     ELASTIC,
-    EPOCH_SCHEDULER,
     FEATURES,
     FLUSHED,
     FROM_FILE,
@@ -158,7 +157,6 @@ REFUSED: tuple[Refusal, ...] = (
         SCRIPT,
         "a script's batches do not say which samples they have; leave it out, or train with a plan",
     ),
-    physical(EPOCH_SCHEDULER, SCRIPT, "the length of a script's epochs is not known; use a number of steps"),
     physical(RECORDED, SCRIPT, 'a replay cannot load the objects of a script; use record = "none"'),
     physical(BALANCED, SCRIPT, "a script has no batch to measure before the run; set ", Setting("model.cut")),
     physical(

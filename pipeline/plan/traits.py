@@ -194,4 +194,3 @@ NO_RECOVERY = Trait(
 ROUNDS = given("evaluation.every")
 KEEPS_BEST = given("evaluation.keep_best")
 BALANCED = Trait("model.balance, model.stage_memory", ("model.balance", "model.stage_memory"), _balanced)
-EPOCH_SCHEDULER = _is("lr_scheduler.every", "epoch")

@@ -24,7 +24,7 @@ class StageSettings:
             layer.
         device: Device that holds the weights, and computes.
         lr_scheduler: Makes a learning rate scheduler from the optimizer.
-        lr_every: Updates between two steps of that scheduler.
+        lr_every: Updates between two steps of that scheduler; 0 if each update is told.
         groups: Settings of the optimizer for parameters by their names.
         stash_weights: True if a backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
         delay_weights: True if all microbatches of a step use the weights before the newest update (PipeDream-2BW,

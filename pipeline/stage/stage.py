@@ -289,11 +289,14 @@ class Stage(NamedTensors):
         self.now_at(GRADIENTS)
         return self._clip.clip(total, self.device)
 
-    def update(self, step: int | None = None) -> None:
-        """Step the optimizer; step the scheduler if `step`, from 0, is None or the last of every `lr_every` steps."""
+    def update(self, step: int | None = None, epoch: int = 0) -> None:
+        """Step the optimizer; step the scheduler if `step`, from 0, is None or the last of every `lr_every` steps.
+
+        `epoch` takes the place of an `lr_every` of 0.
+        """
         self._forwarded = 0
         moved = self._versions.begin_update()
-        if self._update(step):
+        if self._update(step, epoch):
             self._versions.invalidate()
         if moved:
             self._output_guard = OutputGuard(self._body, self.index)

@@ -269,7 +269,7 @@ class StageUpdate:
         Args:
             optimizer: Updates the parameters; None if there is nothing to update.
             lr_scheduler: Steps after every `lr_every` steps.
-            lr_every: Steps between two of the scheduler's.
+            lr_every: Steps between two of the scheduler's; 0 if each update is told.
             average: Averages of the weights.
             files: Files that hold weights, or the optimizer's state; None if both are in memory.
             note: Called with the name of the part that runs next.
@@ -282,10 +282,12 @@ class StageUpdate:
         self._files = files
         self.copied_state = copied if files is None else files.copied_state  # to where the optimizer keeps its state
 
-    def __call__(self, step: int | None) -> bool:
+    def __call__(self, step: int | None, epoch: int = 0) -> bool:
         """Update with the gradients that are there, and clear them. Return True if there is anything to update.
 
-        `step` is the number of the step, counted from 0; None counts as the last of some `lr_every` steps.
+        Args:
+            step: Number of the step, counted from 0; None counts as the last of some `lr_every` steps.
+            epoch: Steps between two of the scheduler's where `lr_every` is 0.
         """
         if self.optimizer is None:
             return False
@@ -296,7 +298,7 @@ class StageUpdate:
             self._files.step(self.optimizer)
         self.optimizer.zero_grad()
         self.average.update()
-        if self.lr_scheduler is not None and (step is None or (step + 1) % self._lr_every == 0):
+        if self.lr_scheduler is not None and (step is None or (step + 1) % (self._lr_every or epoch) == 0):
             self._note(LR_SCHEDULER)
             self.lr_scheduler.step()
         return True

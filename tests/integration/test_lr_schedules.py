@@ -2,16 +2,17 @@
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stageline import Line, PlanRefused
+from stageline import Line, ModelRefused, PlanRefused
 from support import reference
 from support.fork_server import ForkServer
 from support.paths import EXAMPLES
-from support.plain_loop import PlainLoop
+from support.plain_loop import PlainLoop, differing
 from support.small_models import SMALL_MODELS
 from support.workspace import Workspace
 
@@ -71,15 +72,52 @@ def test_workers_without_data_are_told_how_long_an_epoch_is_and_replaced_ones_go
     assert outcome["facts"]["weights_sha256"] == reference.weights_sha256(_plain(13).state())
 
 
+SMALL = SMALL_MODELS["transformer"]
+GIVEN: dict[str, Any] = {"loss": SMALL.loss, "optimizer": SGD, "lr_scheduler": HALVED, "workers": "inline"}
+
+
+def _batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [SMALL.batch(number, 4) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "workers"), [(1, "inline"), (2, "inline"), pytest.param(1, "processes", marks=pytest.mark.slow)]
+)
+def test_a_lines_scheduler_steps_after_each_epoch_of_a_fit(accumulate: int, workers: Any, tmp_path: Path) -> None:
+    batches = _batches(4)
+    model = SMALL.build()
+    optimizer = SGD(model.parameters())
+    plain = PlainLoop(
+        model, SMALL.loss, optimizer, 2, accumulate, lr_scheduler=HALVED(optimizer), lr_every=4 // accumulate
+    ).train(batches * 3)
+    given = {**GIVEN, "workers": workers, "folder": tmp_path, "accumulate": accumulate}
+    with Line(SMALL.build(), lr_every="epoch", stages=2, microbatches=2, **given) as line:
+        first = line.fit(batches, steps=5 // accumulate)  # the next fit goes on within the second epoch
+        fitted = line.fit(batches, epochs=3)
+        assert not differing(line.state_dict(), plain.state())
+    assert (first.steps, fitted.steps, fitted.loss) == (5 // accumulate, 12 // accumulate, plain.losses[-1])
+
+
+def test_only_fit_knows_how_long_an_epoch_is() -> None:
+    ((x, y),) = _batches(1)
+    with Line(SMALL.build(), lr_every="epoch", stages=2, **GIVEN) as line:
+        with pytest.raises(ModelRefused, match=r'lr_every = "epoch": .*fit.*lr_every=len\(loader\)'):
+            line.step(x, y)
+        with pytest.raises(ValueError, match=r'lr_every = "epoch": the batches, of type generator, have no len\(\)'):
+            line.fit(batch for batch in [(x, y)])
+        line.fit([(x, y)])
+        with pytest.raises(ModelRefused, match="step alone"):
+            line.step(x, y)
+
+
 def test_what_cannot_be_is_refused(workspace: Workspace, capsys: Any) -> None:
-    small = SMALL_MODELS["transformer"]
-    given = {"loss": small.loss, "optimizer": SGD, "lr_scheduler": HALVED, "workers": "inline"}
-    with pytest.raises(
-        PlanRefused, match=r'lr_every = "epoch": the length of a script\'s epochs is not known; use a number of steps'
-    ):
-        Line(small.build(), lr_every="epoch", **given)
     with pytest.raises(PlanRefused, match=r'lr_every = 0: expected "step", "epoch" or a number of steps of at least 1'):
-        Line(small.build(), lr_every=0, **given)
+        Line(SMALL.build(), lr_every=0, **GIVEN)
+    with (
+        Line(SMALL.build(), lr_every="epoch", accumulate=2, stages=2, **GIVEN) as line,
+        pytest.raises(ValueError, match=r'lr_every = "epoch": an epoch has 3 batches, .* accumulate = 2'),
+    ):
+        line.fit(_batches(3), epochs=2)
     sets = _sets(*OF_EPOCHS, "schedule.accumulate=2", "run.steps=4")
     assert workspace.here("plan", str(MLP), *sets) == 78
     assert 'lr_scheduler.every = "epoch": an epoch has 5 batches, which are no whole' in capsys.readouterr().err

@@ -167,7 +167,7 @@ class ChainExecutor:
         self._last = schedule.stages - 1
         self._sum = 0.0
 
-    def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
+    def begin_call(self, *, ema: bool, settled: bool, epoch: int) -> None:
         self.sums, self.gives_up = Sums(), settled
 
     def evaluated(self, step: int) -> EvaluationRecord:

@@ -104,7 +104,7 @@ class CallSequence:
         instructions = instructions_of(call, self._program, self._worker)
         if isinstance(self._executor.feed, CallFeed):
             self._executor.feed.open(call)
-        self._executor.begin_evaluation(ema=call.ema, settled=call.settled)
+        self._executor.begin_call(ema=call.ema, settled=call.settled, epoch=call.epoch)
         self.open = call
         return instructions
 

@@ -82,6 +82,7 @@ class Call:
         targets: Targets of the same rows; None where the worker has no use for them.
         state: Weights by the unsplit model's names, of a LOAD.
         ema: True if averages stand for weights.
+        epoch: Steps of an epoch, of a TRAIN whose script knows it; else 0.
         settled: True if all workers have carried out the call, and the script has their replies.
         reply: Reply of this worker to a settled call.
     """
@@ -94,6 +95,7 @@ class Call:
     targets: Tree = None
     state: Mapping[str, Tensor] | None = None
     ema: bool = False
+    epoch: int = 0
     settled: bool = False
     reply: Tree = None
 
@@ -184,7 +186,8 @@ class RunCalls(Protocol):
 def encode_call(call: Call) -> Tree:
     """Return the payload of `call` for a CALL queue."""
     state: Tree = None if call.state is None else {**call.state}
-    return (call.kind.value, call.number, call.step, call.evaluation, call.inputs, call.targets, state, call.ema)
+    place = call.number, call.step, call.evaluation
+    return (call.kind.value, *place, call.inputs, call.targets, state, call.ema, call.epoch)
 
 
 def settled_call(call: Call, reply: Tree) -> Tree:
@@ -210,11 +213,12 @@ def decode_call(payload: Tree) -> Call:
             targets,
             dict() | None as state,
             bool(ema),
+            int(epoch),
         ) if kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values()):
-            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state, ema)
+            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state, ema, epoch)
         case _:
             raise CallRefused(
-                f"a call is (kind, number, step, evaluation, inputs, targets, state, ema); this one is "
+                f"a call is (kind, number, step, evaluation, inputs, targets, state, ema, epoch); this one is "
                 f"{describe(payload)}"
             )
 

@@ -138,6 +138,7 @@ class Executor:
         self.sums = Sums()  # of what was evaluated so far
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
+        self._epoch = 0
         self.computes: dict[
             tuple[int, str], Compute
         ] = {}  # by copy and kind of operation, within the built-in features
@@ -165,16 +166,17 @@ class Executor:
 
         return carry_out
 
-    def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
+    def begin_call(self, *, ema: bool, settled: bool, epoch: int) -> None:
         """Begin a call of a script.
 
         Args:
             ema: True if the averages of the weights are measured.
             settled: True if the script has the result already, and nothing is to be computed.
+            epoch: Steps of an epoch; 0 if the script does not say.
         """
         self.sums = Sums()
         self.gives_up = settled
-        self._ema = ema
+        self._ema, self._epoch = ema, epoch
 
     def evaluated(self, step: int) -> EvaluationRecord:
         """Return means over the rows of the round of evaluation after `step` steps, and end the round."""
@@ -231,7 +233,7 @@ class Executor:
         def update(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             if is_last:
                 self._end_step(stage, instruction.step)
-            stage.update(instruction.step)
+            stage.update(instruction.step, self._epoch)
             return None
 
         return {"F": forward, "B": backward, "I": backward_input, "W": backward_weight, "U": update}

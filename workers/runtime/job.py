@@ -274,7 +274,7 @@ class Job:
             device=device or self.device_of(copy),
             stash_weights=self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1,
             delay_weights=self.schedule.delays,
-            epoch=self.known_length.epoch if self.plan.counts_epochs else 1,
+            epoch=self.known_length.epoch if self.plan.counts_epochs and not self.plan.scripted else 0,
             mesh=mesh,
             offload=offload or Offload(),
         )

@@ -155,8 +155,12 @@ class LineOptions:
         Argument("lr_scheduler.factory", ValueKind(callable, "a function of an optimizer"), _object("lr_scheduler")),
     ] = None
     lr_every: Annotated[
-        int,
-        Argument("lr_scheduler.every", ValueKind(_is_place, "a number of steps of at least 1"), needs="lr_scheduler"),
+        int | Literal["epoch"],
+        Argument(
+            "lr_scheduler.every",
+            ValueKind(_is_place, '"epoch" or a number of steps of at least 1'),
+            needs="lr_scheduler",
+        ),
     ] = 1
     clip_norm: Annotated[float | None, Argument("optimizer.clip_norm")] = None
     ema_decay: Annotated[float | None, Argument("optimizer.ema_decay", alone=True)] = None

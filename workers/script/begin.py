@@ -6,6 +6,7 @@ Weights that a script loads are compared with the model's in the script's proces
 end the run.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import scripted_program
 
 from .arguments import ARGUMENTS, LineCall, LineOptions, Model, in_arguments_words
+from .calls.news import Display, display_of, say
+from .calls.page import Seen
 from .checks import demand_default_device, demand_usable
 from .inline_run import InlineRun
 from .microbatches import idle_news, microbatches_for, recorded_microbatches
@@ -291,6 +294,22 @@ def _begin(options: LineCall, checked: Callable[[Any], Any], begun: str) -> Begu
             layouts = partial(layouts_of, segments, options.optimizer, groups_of(plan))
             run = saving.run_to_resume(plan, resume, layouts)
         return made(process_run.ProcessRun(plan, program, names, run, begun), news=news)
+
+
+def displayed(begun: Begun, options: LineOptions, seen: Seen) -> Display | None:
+    """Tell the news of a run that has begun, and return a display of it, whose thread is in no fork; None for none.
+
+    Args:
+        begun: Run, which may wait for its first batch; then nothing is shown.
+        options: Arguments of the line.
+        seen: Losses that the script has seen.
+    """
+    if begun.begin is not None:
+        return None
+    if options.progress is not False and sys.stderr is not None:
+        say(*begun.news)
+    news = None if begun.run.folder is None else begun.run.news
+    return display_of(options.name, seen, begun.run.waits_for, options.progress, news)
 
 
 def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:

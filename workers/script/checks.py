@@ -19,6 +19,7 @@ from stageline.pipeline.tree import Tree, tensors
 
 from .arguments import ARGUMENTS, MEASURE, LineCall
 
+TARGETS = "labels"  # the key of the targets in a batch that is a dict, by default as in transformers
 _SETTING = '{"recovery.lease": "30s"}'
 
 
@@ -130,15 +131,38 @@ def demand_batch(x: Tree, y: Tree) -> None:
     rows((x, y))
 
 
-def batches_of(batches: Iterable[Batch], taker: str = "evaluate") -> Iterator[Batch]:
-    """Yield the batches that the method `taker` was given, and check each one. Raises `DataError`."""
+def batches_of(batches: Iterable[Any], taker: str = "evaluate", targets: str = TARGETS) -> Iterator[Batch]:
+    """Yield the batches that the method `taker` was given as (inputs, targets), and check each one.
+
+    Args:
+        batches: Pairs, or dicts: then the inputs are the dict without its targets.
+        taker: Name of the method.
+        targets: Key of the targets in a dict.
+
+    Raises:
+        DataError: `batches` is no iterable of pairs or of dicts with this key.
+    """
     given: Any = batches
     if not isinstance(given, Iterable):
         raise _no_batches(taker, f"it got {_kind(given)}")
     for number, batch in enumerate(given):
-        if not isinstance(batch, tuple | list) or len(batch) != 2:
+        if isinstance(batch, Mapping):
+            yield _divided(batch, taker, number, targets)
+        elif isinstance(batch, tuple | list) and len(batch) == 2:
+            yield batch[0], batch[1]
+        else:
             raise _no_batches(taker, f"it got {_kind(given)}, whose element {number} is {_kind(batch)}")
-        yield batch[0], batch[1]
+
+
+def _divided(batch: Mapping[str, Tree], taker: str, number: int, targets: str) -> Batch:
+    inputs = {name: each for name, each in batch.items() if name != targets}
+    if targets in batch and inputs:
+        return inputs, batch[targets]
+    found = ", ".join(map(str, batch)) or "no keys"
+    raise DataError(
+        f'{taker}: batch {number} is a dict with {found}, and targets = "{targets}" is the key of its targets, beside '
+        f'those of its inputs. Name the key, such as {taker}(batches, targets="label"), or bring (inputs, targets)'
+    )
 
 
 def _no_batches(taker: str, got: str) -> DataError:

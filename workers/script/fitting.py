@@ -27,7 +27,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from stageline.pipeline.data import Batch
 from stageline.pipeline.evaluation import Standing
@@ -46,7 +46,8 @@ from stageline.workers.runs.metrics import (
 from stageline.workers.runtime.calls import UNDER_WAY
 from stageline.workers.script.calls.calls import StepLoss
 
-from .callbacks import Callback, FitOptions, Fitted, named, one_pass
+from .callbacks import Callback, FitOptions, Fitted, named
+from .fit_batches import one_pass
 
 Found = Mapping[str, float | None]
 
@@ -171,7 +172,7 @@ class Fit:
         options: FitOptions,
         record: EvaluationLog,
         number: int,
-        measure: Callable[[Iterable[Batch]], Found],
+        measure: Callable[[Iterable[Any]], Found],
         end: int | None = None,
     ) -> None:
         """Prepare a fit, and take up the evaluations that it has on record.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.feature import Feature
-from stageline.pipeline.model.plan_stage import groups_of
+from stageline.pipeline.model.plan_stage import groups_of, steps_between
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
@@ -61,6 +61,7 @@ class InlineRun:
             plan: Plan of the run.
         """
         self._groups, self._recompute, self._cut = groups_of(plan), plan.recompute_of, plan.schedule
+        self._lr_every = steps_between(plan.lr_scheduler, 0)
         self.folder: Path | None = None
         schedule = program.schedule
         self.size = len(schedule.placement)
@@ -170,7 +171,7 @@ class InlineRun:
             settings=StageSettings(
                 seed=options.seed,
                 lr_scheduler=options.lr_scheduler,
-                lr_every=options.lr_every,
+                lr_every=self._lr_every,
                 device=options.device,
                 clip_norm=options.clip_norm,
                 ema_decay=options.ema_decay,

@@ -3,13 +3,12 @@
 This file has the script's view. A `ScriptRun` carries the calls out, in this process or in others.
 """
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 from torch import Tensor
 
@@ -17,20 +16,19 @@ from stageline.pipeline.data import Batch, joined_outputs, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, batches_of_step
+from stageline.workers.runtime.calls import Call, CallKind, batches_of_step
 
 from .arguments import LineCall, Model, given_as
-from .begin import ScriptRun
-from .callbacks import BetterName, Callback, FitBatches, FitOptions, Fitted, demand_fit, end_of, held_out_of, steps_from
-from .calls.calls import Replies, StepLoss, copied, measured, only, total
-from .calls.news import Display, display_of, say
+from .begin import ScriptRun, displayed
+from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
+from .calls.calls import Replies, StepLoss, UnansweredCalls, copied, only, total
 from .calls.page import Seen, Timetable, page
-from .checks import batches_of, demand_batch
+from .checks import TARGETS, batches_of, demand_batch
 from .first_batch import begin_line
+from .fit_batches import FitBatches, end_of, held_out_of, steps_from, steps_of_epoch
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
-MOST = 2 * UNDER_WAY  # calls without replies: a script that has so many sleeps until half are done, not after each call
 
 
 class Line(AbstractContextManager["Line"]):
@@ -45,7 +43,7 @@ class Line(AbstractContextManager["Line"]):
         loss: Function of (outputs, targets) that returns a 0-dimensional tensor, the mean over rows.
         optimizer: Function that makes an optimizer from a stage's parameters, such as `partial(SGD, lr=0.1)`.
         lr_scheduler: Function that makes a scheduler from an optimizer; None for none.
-        lr_every: Number of steps after which the scheduler advances.
+        lr_every: Number of steps after which the scheduler advances; "epoch" for those of an epoch of `fit`.
         clip_norm: Largest norm of the gradients over all stages; larger ones are scaled down to it before the update.
         ema_decay: Decay of an exponential moving average of the weights, as in torch's `AveragedModel`. Methods read
             the averages with `ema=True`.
@@ -98,13 +96,14 @@ class Line(AbstractContextManager["Line"]):
     @given_as(LineCall)
     def __init__(self, options: LineCall) -> None:
         """Begin the run, or resume it; `options` holds the arguments that the class documents."""
-        self._waiting: list[Future[Replies]] = []
+        self._unanswered = UnansweredCalls()
         self._closed = ""
         self._options = options
         self._begun = begin_line(options)
         self._evaluations, self._fits = self._open_log(), 0
+        self._epoch = 0  # steps of an epoch, during a fit that has to know
         self._seen = Seen(self._run.position)
-        self._display = self._displayed()
+        self._display = displayed(self._begun, options, self._seen)
 
     @classmethod
     def resume(cls, saved: str | Path, /, model: Model, **arguments: Any) -> Self:
@@ -170,10 +169,16 @@ class Line(AbstractContextManager["Line"]):
                 shape or for other numbers of rows. The line has not changed.
             RunFailed: The run has failed, in this or an earlier step.
             ComputeFailed: Inline, the model, the loss or the data raised.
+            ModelRefused: `lr_every` is "epoch", and the step is not one of a `fit`.
         """
+        if self._counts_epochs and not self._epoch:
+            raise ModelRefused(
+                'lr_every = "epoch": step alone does not know where an epoch ends. Train with fit, whose batches have '
+                "a len(), or make the line with the number of steps in an epoch, such as lr_every=len(loader)"
+            )
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
-        return StepLoss(lambda: measured(done.result()))
+        return StepLoss.of(done)
 
     def fit(
         self,
@@ -182,26 +187,29 @@ class Line(AbstractContextManager["Line"]):
         epochs: int | None = None,
         steps: int | None = None,
         held_out: FitBatches | None = None,
-        evaluate_every: int | None = None,
+        evaluate_every: int | Literal["epoch"] | None = None,
         metric: str = "loss",
         better: BetterName | None = None,
         patience: int | None = None,
         best: str | Path | None = None,
         callbacks: Sequence[Callback] = (),
+        targets: str = TARGETS,
     ) -> Fitted:
         """Train on `batches` like a loop over `step`, with evaluations, early stopping and a best checkpoint.
 
         Args:
-            batches: List or loader of (x, y), walked once for each epoch.
+            batches: List or loader of (x, y), or of dicts, walked once for each epoch.
             epochs: Number of epochs, counted from the beginning of the run; a resumed line continues at its position.
             steps: Number of steps, counted likewise. Without `epochs` and `steps`, it is one pass.
             held_out: Batches to evaluate; by default those that a `Loader` holds out.
-            evaluate_every: Number of steps between evaluations. With `ema_decay`, the averages are evaluated.
+            evaluate_every: Number of steps between evaluations, or "epoch". With `ema_decay`, the averages are
+                evaluated.
             metric: Value that evaluations are compared by.
             better: "lower" or "higher"; required for every metric but the loss.
             patience: Number of evaluations in a row without an improvement after which the fit ends.
             best: Path at which the best checkpoint is kept, for `Line.resume`.
             callbacks: Objects of classes derived from `Callback`.
+            targets: Key of the targets in batches that are dicts; the inputs are the dict without it.
 
         Returns:
             Number of steps, losses, evaluations, and why the fit ended.
@@ -211,11 +219,12 @@ class Line(AbstractContextManager["Line"]):
             DataError: `batches` are unusable.
             NotSaved: The best checkpoint cannot be saved. Errors of `step` and of callbacks also end the fit.
         """
+        length = partial(steps_of_epoch, batches, self._options.accumulate)
         wanted = FitOptions(
             epochs=epochs,
             steps=steps,
             held_out=held_out_of(batches) if held_out is None and evaluate_every is not None else held_out,
-            evaluate_every=evaluate_every,
+            evaluate_every=length("evaluate_every") if evaluate_every == "epoch" else evaluate_every,
             metric=metric,
             better=better,
             patience=patience,
@@ -225,29 +234,36 @@ class Line(AbstractContextManager["Line"]):
         demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
         self._fits += 1
         differs = self._run.of_fit(self._fits)
-        each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs)
-        measure = partial(self._evaluate, ema=self._keeps_averages)
+        each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs, targets)
+        measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
-        return Fit(self, each, wanted, self._evaluations, self._fits, measure, end).run()
+        self._epoch = length("lr_every") if self._counts_epochs else 0
+        try:
+            return Fit(self, each, wanted, self._evaluations, self._fits, measure, end).run()
+        finally:
+            self._epoch = 0
 
-    def evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
+    def evaluate(
+        self, batches: Iterable[Batch | Mapping[str, Tree]], *, ema: bool = False, targets: str = TARGETS
+    ) -> dict[str, float]:
         """Return the mean loss ("loss") and metrics over all rows of `batches`, in evaluation mode without gradients.
 
         Args:
-            batches: Iterable of (inputs, targets).
+            batches: Iterable of (inputs, targets), or of dicts.
             ema: Evaluate the averages of the weights.
+            targets: Key of the targets in batches that are dicts; the inputs are the dict without it.
 
         Raises:
-            DataError: There are no rows, or `batches` is no iterable of (inputs, targets).
+            DataError: There are no rows, or `batches` is no iterable of (inputs, targets) or of such dicts.
             ModelRefused: `ema` on a line without `ema_decay`.
         """
         self._demand_averages(ema=ema)
-        found = self._evaluate(batches, ema=ema)
+        found = self._evaluate(batches, ema=ema, targets=targets)
         self._evaluations.note(self.position, found)
         return found
 
-    def _evaluate(self, batches: Iterable[Batch], *, ema: bool = False) -> dict[str, float]:
-        calls = [self._submit(CallKind.EVALUATE, x, y, ema=ema) for x, y in batches_of(batches)]
+    def _evaluate(self, batches: Iterable[Any], *, ema: bool, targets: str) -> dict[str, float]:
+        calls = [self._submit(CallKind.EVALUATE, x, y, ema=ema) for x, y in batches_of(batches, targets=targets)]
         sums = total([done.result() for done in calls])
         rows = sums.pop("rows")
         return {name: value / rows for name, value in sums.items()}
@@ -332,25 +348,11 @@ class Line(AbstractContextManager["Line"]):
         return self._begun.run
 
     def _begin_with(self, inputs: Tree, times: int) -> None:
-        """Begin the run if it waits for its first batch, and check the inputs of a batch.
-
-        Args:
-            inputs: Inputs of the batch.
-            times: In how many times the line's microbatches the batch is cut.
-        """
+        """Begin a run that waits for its first batch, and check a batch's inputs, cut in `times` its microbatches."""
         if self._begun.begin is not None and not self._closed:
             self._begun = self._begun.begin(inputs, times)
-            self._display = self._displayed()
+            self._display = displayed(self._begun, self._options, self._seen)
         self._begun.check_inputs(inputs, times)
-
-    def _displayed(self) -> Display | None:
-        """Tell the news of the beginning, and return a display of the run; its thread is in no fork."""
-        if self._begun.begin is not None:
-            return None
-        if self._options.progress is not False and sys.stderr is not None:
-            say(*self._begun.news)
-        news = None if self.folder is None else self._run.news
-        return display_of(self._options.name, self._seen, self._run.waits_for, self._options.progress, news)
 
     def _open_log(self) -> EvaluationLog:
         try:
@@ -365,6 +367,10 @@ class Line(AbstractContextManager["Line"]):
             self._display.close()
 
     @property
+    def _counts_epochs(self) -> bool:
+        return self._options.lr_scheduler is not None and self._options.lr_every == "epoch"
+
+    @property
     def _keeps_averages(self) -> bool:
         return self._options.ema_decay is not None
 
@@ -377,22 +383,13 @@ class Line(AbstractContextManager["Line"]):
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
             self._begin_with(inputs, self._options.accumulate // of_step)
-        return self._call(Call(kind, inputs=copied(x), targets=copied(y), ema=ema))
+        return self._call(Call(kind, inputs=copied(x), targets=copied(y), ema=ema, epoch=self._epoch))
 
     def _call(self, call: Call) -> "Future[Replies]":
-        """Submit a call, and return the future of its replies.
-
-        With `MOST` calls without replies it waits until only `UNDER_WAY` are left. Errors of earlier calls are raised
-        here at the latest.
-        """
+        """Submit a call and return the future of its replies; errors of earlier calls are raised here at the latest."""
         if self._closed:
             raise LineClosed(
                 "this line is closed, as it is at the end of its `with`: its run is over. Call it before, or make a "
                 "new line" + ("; state_dict() still has the weights" if self._closed == FINISHED else "")
             )
-        if len(self._waiting) >= MOST:
-            while len(self._waiting) > UNDER_WAY:
-                self._waiting.pop(0).result()
-        done = self._run.submit(call)
-        self._waiting.append(done)
-        return done
+        return self._unanswered.submit(self._run.submit, call)

@@ -248,7 +248,7 @@ class CalledWorker:
             self.queues.outbound(key).put(Message("run", key.name, number, 1, encode_call(call)))
             position = position.after(kind)
 
-    def begin_evaluation(self, *, ema: bool, settled: bool) -> None:
+    def begin_call(self, *, ema: bool, settled: bool, epoch: int) -> None:
         """Nothing is computed."""
 
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:

@@ -27,7 +27,7 @@ def line() -> Line:
         ([X], "a list of 1, whose element 0 is a Tensor"),
         (X, "a Tensor, whose element 0 is a Tensor"),
         ([(X, Y, Y)], "a list of 1, whose element 0 is a tuple of 3"),
-        ([(X, Y), {"x": X, "y": Y}], "a list of 2, whose element 1 is a dict"),
+        ([(X, Y), {X}], "a list of 2, whose element 1 is a set"),
         (None, "None"),
     ],
 )

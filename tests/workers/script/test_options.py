@@ -16,6 +16,10 @@ EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
     [
         ({"epochs": 0}, "epochs = 0: expected a whole number of at least 1, or None"),
         ({"steps": 2.5}, "steps = 2.5: expected"),
+        (
+            {**EVALUATES, "evaluate_every": "epochs"},
+            "evaluate_every = 'epochs': expected a whole number of at least 1, \"epoch",
+        ),
         ({**EVALUATES, "patience": True}, "patience = True: expected"),
         (
             {**EVALUATES, "metric": "recall"},

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from stageline import DataError, Loader, StreamLoader
-from stageline.workers.script.callbacks import end_of, held_out_of, one_pass, steps_from
+from stageline.workers.script.fit_batches import end_of, held_out_of, one_pass, steps_from, steps_of_epoch
 
 PAIRS = [(torch.tensor([number]), torch.tensor([-number])) for number in range(3)]
 
@@ -158,3 +158,17 @@ def test_where_a_fit_ends_is_known_of_steps_and_of_batches_that_have_a_length(
     batches: Any, epochs: int | None, steps: int | None, accumulate: int, end: int | None
 ) -> None:
     assert end_of(batches, epochs, steps, accumulate) == end
+
+
+def test_the_steps_of_an_epoch_follow_from_the_length_of_the_batches():
+    assert steps_of_epoch(PAIRS, 1, "evaluate_every") == 3
+    assert steps_of_epoch(DataLoader(TensorDataset(torch.arange(6)), batch_size=2), 3, "evaluate_every") == 1
+    assert (
+        steps_of_epoch(Loader(TensorDataset(torch.arange(5), torch.arange(5)), batch_size=2, seed=0), 1, "lr_every")
+        == 3
+    )
+    for batches in (iter(PAIRS), DataLoader(Numbers())):
+        with pytest.raises(ValueError, match=r'evaluate_every = "epoch": .* no len\(\)'):
+            steps_of_epoch(batches, 1, "evaluate_every")
+    with pytest.raises(ValueError, match=r'lr_every = "epoch": an epoch has 3 batches, .* accumulate = 2'):
+        steps_of_epoch(PAIRS, 2, "lr_every")

@@ -11,14 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from stageline.broker.codec.message import Message
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.program import Program, Queue
 from stageline.pipeline.tree import Tree, map_tensors
-from stageline.workers.runtime.calls import Call, CallKind, Position, encode_call
+from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, Position, encode_call
 
+MOST = 2 * UNDER_WAY  # calls without replies
 WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ
 
 
@@ -74,6 +75,25 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
 Replies = Mapping[int, Tree]  # to one call, by worker
 
 
+class UnansweredCalls:
+    """Calls of a script without replies.
+
+    A script that has `MOST` of them sleeps until only `UNDER_WAY` are left, and not after each call.
+    """
+
+    def __init__(self) -> None:
+        """Begin without calls."""
+        self._futures: list[Future[Replies]] = []
+
+    def submit(self, submit: "Callable[[Call], Future[Replies]]", call: Call) -> "Future[Replies]":
+        """Make room, then submit `call` with the function `submit`, and return the future of its replies."""
+        if len(self._futures) >= MOST:
+            while len(self._futures) > UNDER_WAY:
+                self._futures.pop(0).result()
+        self._futures.append(submit(call))
+        return self._futures[-1]
+
+
 @dataclass(slots=True)
 class OpenCall:
     """Call that was put, and the replies that have come; `done` gets all of them in the end."""
@@ -87,12 +107,6 @@ class OpenCall:
 def only(replies: Replies) -> Any:
     """Return the only reply that is not None: the one from the owner of the last stage."""
     return next((reply for reply in replies.values() if reply is not None), None)
-
-
-def measured(replies: Replies) -> tuple[float | None, float | None]:
-    """Return a step's loss and the norm of its gradients."""
-    found: float | tuple[float | None, float] | None = only(replies)
-    return found if isinstance(found, tuple) else (found, None)
 
 
 def copied(tree: Tree) -> Tree:
@@ -130,6 +144,16 @@ class StepLoss:
         """Take `wait`, which waits for the step and returns its loss and gradient norm."""
         self._wait: Callable[[], tuple[float | None, float | None]] | None = wait
         self._found: tuple[float | None, float | None] = None, None
+
+    @classmethod
+    def of(cls, done: "Future[Replies]") -> Self:
+        """Return the loss of a step whose replies `done` will have."""
+
+        def wait() -> tuple[float | None, float | None]:
+            found: float | tuple[float | None, float] | None = only(done.result())
+            return found if isinstance(found, tuple) else (found, None)
+
+        return cls(wait)
 
     def item(self) -> float | None:
         """Return the loss as a float, None for a batch without rows. Waits for the step."""
