@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 STEPS = 3
 
 
-class Net(nn.Module):
+class MaskedNet(nn.Module):
     """Two inputs, a skip connection, dropout, and a parameter of the model itself."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Branching(nn.Module):
 
 def compiled() -> nn.Module:
     """A model as its `compile()` leaves it, without the seconds that torch's compiler takes to be imported."""
-    model = Net()
+    model = MaskedNet()
     model._compiled_call_impl = model._call_impl
     return model
 
@@ -58,7 +58,7 @@ def batch(generator: torch.Generator, rows: int = 8) -> tuple[dict[str, Tensor],
     return inputs, torch.randint(3, (rows,), generator=generator)
 
 
-WHOLE = WholeModel(Net, batch, ("", "middle", "drop", "last"), {})  # the first layer begins with the model
+WHOLE = WholeModel(MaskedNet, batch, ("", "middle", "drop", "last"), {})  # the first layer begins with the model
 BATCHES = WHOLE.batches(STEPS)
 X, Y = BATCHES[0]
 
@@ -107,16 +107,16 @@ def test_the_model_that_a_function_returns_is_made_once_under_the_seed() -> None
     made = []
 
     def make() -> nn.Module:
-        made.append(Net())
+        made.append(MaskedNet())
         return made[-1]
 
     with line(make, seed=5) as trained:
         trained.step(X, Y)
         torch.manual_seed(5)
-        assert not same(trained.state_dict(), Net().state_dict())
+        assert not same(trained.state_dict(), MaskedNet().state_dict())
     again = line(make, seed=5)
     torch.manual_seed(5)
-    assert same(again.state_dict(), Net().state_dict())
+    assert same(again.state_dict(), MaskedNet().state_dict())
     assert len(made) == 2
 
 
@@ -139,7 +139,11 @@ def test_the_line_says_once_that_it_has_traced_and_where_it_cuts(capfd: pytest.C
             trained.step(x, y)
     told = capfd.readouterr().err
     assert told.count("\n") == 1
-    for fact in ("stageline: traced the Net", "{x: float32 [2, 4], mask: float32 [2, 1]}", "4 layers, cut at middle"):
+    for fact in (
+        "stageline: traced the MaskedNet",
+        "{x: float32 [2, 4], mask: float32 [2, 1]}",
+        "4 layers, cut at middle",
+    ):
         assert fact in told
     with line(progress=False) as silent:
         silent.step(X, Y)
@@ -147,7 +151,7 @@ def test_the_line_says_once_that_it_has_traced_and_where_it_cuts(capfd: pytest.C
 
 
 def test_before_the_first_batch_the_state_is_the_models_own_and_may_be_set() -> None:
-    model, other = WHOLE.made(), Net()
+    model, other = WHOLE.made(), MaskedNet()
     with line(model, ema_decay=0.9) as waiting:
         assert same(waiting.state_dict(), model.state_dict())
         assert same(waiting.state_dict(ema=True), model.state_dict())
@@ -191,9 +195,11 @@ def test_an_argument_that_needs_no_layers_is_refused_when_the_line_is_made(argum
         line(**arguments)
 
 
-@pytest.mark.parametrize("model", [Net, Net()], ids=["a function", "a module"])
+@pytest.mark.parametrize("model", [MaskedNet, MaskedNet()], ids=["a function", "a module"])
 def test_workers_on_other_machines_get_the_layers_from_a_function(model: Any) -> None:
-    with pytest.raises(ModelRefused, match=r"type Net.*function that returns stageline.traced\(Net\(...\), example\)"):
+    with pytest.raises(
+        ModelRefused, match=r"type MaskedNet.*function that returns stageline.traced\(MaskedNet\(...\), example\)"
+    ):
         line(model, workers="processes", broker="tcp://0.0.0.0:7000")
 
 
@@ -236,7 +242,7 @@ def test_a_model_that_cannot_be_traced_is_refused_at_the_first_batch_and_nothing
 
 def test_after_a_batch_that_the_model_does_not_take_the_line_begins_with_another() -> None:
     with line() as trained:
-        with pytest.raises(ModelRefused, match="the Net, called with it, raises RuntimeError: mat1"):
+        with pytest.raises(ModelRefused, match="the MaskedNet, called with it, raises RuntimeError: mat1"):
             trained.step({"x": torch.ones(8, 5), "mask": torch.ones(8, 1)}, Y)
         with pytest.raises(DataError):
             trained.step(X, Y[:7])
@@ -285,11 +291,11 @@ def test_a_resumed_line_goes_on_at_once_without_a_batch(saves: bool, workspace: 
 def test_a_resumed_line_tells_what_is_missing(folder: Path) -> None:
     arguments: Any = {"stages": 2, "loss": functional.mse_loss, "optimizer": partial(torch.optim.SGD, lr=0.1)}
     with pytest.raises(NoSuchRun, match="there is no run of that name"):
-        Line.resume("runs/other", Net(), **arguments)
+        Line.resume("runs/other", MaskedNet(), **arguments)
     (folder / "runs" / "line-1").mkdir(parents=True)
     (folder / "runs" / "line-1" / "plan.json").write_text("{}")
-    with pytest.raises(ModelRefused, match=r"example.json is missing.*stageline.traced\(Net\(...\), example\)"):
-        Line.resume("line-1", Net(), **arguments)
+    with pytest.raises(ModelRefused, match=r"example.json is missing.*stageline.traced\(MaskedNet\(...\), example\)"):
+        Line.resume("line-1", MaskedNet(), **arguments)
 
 
 def test_an_example_is_kept_without_its_values(tmp_path: Path) -> None:
