@@ -90,8 +90,9 @@ class Example:
         return tuple(given[path] for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))  # type: ignore[misc]
 
     def _check_rows(self, count: int, microbatches: int) -> None:
-        sizes = (count // microbatches, -(-count // microbatches))
-        wrong = [size for size in sizes if (size != 1 if self.one_row else size < 2)]
+        most = -(-count // microbatches)
+        least = count // microbatches or most  # empty microbatches are not computed
+        wrong = [size for size in (least, most) if (size != 1 if self.one_row else size < 2)]
         if not wrong:
             return
         title = next(_title(path) for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))
@@ -102,9 +103,7 @@ class Example:
         )
 
 
-_ONE_ROW = (
-    "1 row, since its example has 1. Give an example of 2 rows or more, or every batch as many rows as microbatches"
-)
+_ONE_ROW = "1 row, since its example has 1. Give an example of 2 rows or more, or no batch more rows than microbatches"
 _MORE_ROWS = (
     "2 rows or more: with fewer it may do something else. Take fewer microbatches, or batches of another size. If the "
     "last batch of an epoch is too small, leave it out: drop_last=True of stageline.Loader or of a DataLoader, "
