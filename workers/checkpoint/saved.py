@@ -30,6 +30,7 @@ from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
 from .snapshot import UNSEALED, Snapshot, SnapshotDamaged, read_manifest, write_manifest
 
 SAVED = "saved.json"
+NOTHING_TRAINED = "no step was trained yet, so there is nothing to go on from; state_dict() has the weights"
 
 
 class NotSaved(StagelineError):

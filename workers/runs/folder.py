@@ -192,6 +192,14 @@ def recorded_memory(plan: "plans.Plan", folder: Path) -> dict[str, object]:
     return {} if None in found.values() else found
 
 
+def recorded_microbatches(folder: Path) -> int | None:
+    """Return the number of microbatches of a batch in the run in `folder`; None if it cannot be read."""
+    match _kept_plan(folder):
+        case {"schedule": {"microbatches": int(number)}}:
+            return number
+    return None
+
+
 def _limits(tables: dict[str, Any], chosen: Collection[str]) -> list[object]:
     """Return a plan's memory settings for all stages and workers without the `chosen` keys, and the workers' limits."""
     of_all = {key: value for key, value in tables.get("memory", {}).items() if f"memory.{key}" not in chosen}

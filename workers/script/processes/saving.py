@@ -16,6 +16,7 @@ from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
 from stageline.workers.checkpoint.recut import continued, needs_recut
 from stageline.workers.checkpoint.saved import (
+    NOTHING_TRAINED,
     NotSaved,
     SavedRun,
     begin_from_saved,
@@ -30,6 +31,8 @@ from stageline.workers.runs.owner import RunGoesOn, require_free
 from stageline.workers.script.calls.batch_record import NAME as BATCHES
 from stageline.workers.script.calls.batch_record import keep_batches
 from stageline.workers.script.calls.calls import Replies
+from stageline.workers.script.calls.example import NAME as EXAMPLE
+from stageline.workers.script.calls.example import carry_example
 from stageline.workers.script.calls.news import ask, say
 
 LOOK = 0.1  # seconds between two looks
@@ -77,12 +80,13 @@ def save_checkpoint(
         NotSaved: No step was trained yet, or the folder cannot be used.
     """
     if not position():
-        raise NotSaved("no step was trained yet, so there is nothing to go on from; state_dict() has the weights")
+        raise NotSaved(NOTHING_TRAINED)
     draft = draft_folder(folder.absolute())
     try:
         call(str(draft))
         carry_lines(runs.folder(plan, run), position(), draft, EVALUATIONS)
         keep_batches(runs.folder(plan, run), position(), draft)
+        carry_example(runs.folder(plan, run), draft)
         complete_draft(draft, folder.absolute(), plan, SavedRun(run, position(), sum(map(len, plan.placement))))
     finally:
         shutil.rmtree(draft, ignore_errors=True)  # once complete, it has another name
@@ -119,8 +123,8 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
 
 
 def _carry_records(before: Path, now: Path) -> None:
-    """Copy to the new run the record of batches, with which its batches are compared, and the note of the best."""
-    for name in (BATCHES, BEST):
+    """Copy to the new run the record of batches, with which its own are compared, the best, and a trace's example."""
+    for name in (BATCHES, BEST, EXAMPLE):
         if (before / name).exists() and not (now / name).exists():
             shutil.copyfile(before / name, now / name)
 
