@@ -15,13 +15,13 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 OPTIONS: dict[str, Any] = {"loss": mean_loss, "optimizer": ADAM, "microbatches": 2, "workers": "inline"}
 
 
-class Blocks(nn.Module):
+class ViewBlocks(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third, self.head = (nn.Linear(4, 4) for _ in range(4))
 
 
-class Residual(Blocks):
+class ViewResidual(ViewBlocks):
     """The second block has a view of what the first one gives; the rest has that itself."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ class Residual(Blocks):
         return self.head(self.third(y + x) * x)
 
 
-class Masked(Blocks):
+class ViewMasked(ViewBlocks):
     """Two views of a mask, and the mask itself, are used in each block."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class NamedOutput(dict[str, Tensor]):
     __getattr__ = dict.__getitem__
 
 
-class Remembering(Blocks):
+class ViewRemembering(ViewBlocks):
     """Returns a detached value of the first block, which the second and third ones use."""
 
     def forward(self, x: Tensor) -> NamedOutput:
@@ -57,7 +57,7 @@ class Remembering(Blocks):
         return NamedOutput(logits=self.head(self.third(self.second(x) + x)), kept=kept)
 
 
-class Halves(Blocks):
+class ViewHalves(ViewBlocks):
     """Two views of a value that nothing else uses later."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Halves(Blocks):
         return self.head(self.third(x + other.sum(1).sum(1, keepdim=True)) + one.sum(1, keepdim=True))
 
 
-class Silent(Blocks):
+class ViewSilent(ViewBlocks):
     """Two views without a gradient of a value that has one, and that nothing else uses later."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def rows(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return torch.randn(6, 4, generator=generator), torch.randint(4, (6,), generator=generator)
 
 
-@pytest.mark.parametrize("kind", [Residual, Masked, Remembering, Halves, Silent])
+@pytest.mark.parametrize("kind", [ViewResidual, ViewMasked, ViewRemembering, ViewHalves, ViewSilent])
 def test_views_are_derived_where_they_are_used_and_every_cut_trains_to_the_bits(kind: type[nn.Module]) -> None:
     whole = WholeModel(kind, rows, ("", "second", "third", "head"), {})
     state, losses = train_whole(whole, 2, 2)
@@ -102,7 +102,7 @@ def test_views_are_derived_where_they_are_used_and_every_cut_trains_to_the_bits(
         assert torch.equal(scores, torch.cat(wanted))
 
 
-class Between(Blocks):
+class ViewBetween(ViewBlocks):
     """Uses a value between a view of it and the layer that has the view: autograd would add up in another order."""
 
     def __init__(self, copy: bool) -> None:
@@ -120,5 +120,5 @@ class Between(Blocks):
 def test_a_cut_that_a_tensor_and_a_view_of_it_would_cross_is_refused(where: dict[str, Any]) -> None:
     reason = r"no stage can begin with second: .*squeeze.dim in .*test_views.py, line \d+\) and linear.*clone"
     with pytest.raises(ModelRefused, match=reason):
-        cut_model(traced(Between(copy=False), torch.ones(2, 4)), **where)
-    assert cut_model(traced(Between(copy=True), torch.ones(2, 4)), **where)
+        cut_model(traced(ViewBetween(copy=False), torch.ones(2, 4)), **where)
+    assert cut_model(traced(ViewBetween(copy=True), torch.ones(2, 4)), **where)
