@@ -33,6 +33,7 @@ setup(
         ],
         "examples": ["scikit-learn>=1.4"],
         "fuzz": ["atheris>=3.0"],  # has wheels for Linux
+        "onnx": ["onnx>=1.23", "onnxscript>=0.7"],  # torch's exporter writes with them
         "tensorboard": ["tensorboard>=2.16"],
         "test": [
             "pytest>=8.2",
@@ -52,6 +53,8 @@ setup(
             "setuptools>=75",
             "types-psutil>=6.0",
             "tensorboard>=2.16",  # reads the event files that are written
+            "onnx>=1.23",  # computes what is exported
+            "onnxscript>=0.7",  # torch's exporter needs it
         ],
     },
     entry_points={"console_scripts": ["stageline = stageline.workers.cli:main"]},

@@ -84,6 +84,7 @@ DECIDING = {
     "pipeline/data/__init__.py": TENSORS,
     "pipeline/addresses.py": PURE,
     "pipeline/evaluation.py": PURE,
+    "pipeline/model/layered/decoders.py": TENSORS,
     "pipeline/model/layered/families.py": TENSORS,
     "pipeline/model/layered/layers.py": TENSORS,
     "workers/checkpoint/regroup.py": TENSORS,

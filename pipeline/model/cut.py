@@ -1,6 +1,6 @@
 """Making of the plan's model, and its cutting into stages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
 from pathlib import Path
@@ -77,7 +77,7 @@ def make_segments(
         torch.manual_seed(seed)
         model = make()
         segments = cut_model(model, cut, stages, trainable, accept_difference=accept_difference)
-        _refuse_without_values(segments)
+        _refuse_without_values(each for part in segments for each in part.state)
         return model, segments
     model, again = made_without_memory(make, seed)
     segments = cut_model(model, cut, stages, trainable, accept_difference=accept_difference)
@@ -160,6 +160,17 @@ def cut_model(
     if trainable is not None:
         train_only(segments, trainable)
     return with_own_copies(_with_titles(model, layers, segments))
+
+
+def demand_made(model: torch.nn.Module, *, stored: bool) -> None:
+    """Raise `ModelRefused` for a parameter or buffer that has no shape or, unless `stored`, no values.
+
+    Args:
+        model: Model that is not cut yet.
+        stored: True if the weights are in files.
+    """
+    _refuse_without_shape([""], [model])
+    _refuse_without_values([] if stored else named_state(model, ""))
 
 
 def first_trainable(segments: Sequence[Segment]) -> int:
@@ -246,8 +257,8 @@ def _refuse_without_shape(names: Sequence[str], layers: Sequence[torch.nn.Module
             )
 
 
-def _refuse_without_values(segments: Sequence[Segment]) -> None:
-    for name, state in (each for part in segments for each in part.state):
+def _refuse_without_values(named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    for name, state in named:
         if state.is_meta:
             raise ModelRefused(
                 f"{name} has no values: it is on torch's meta device. Make the model on the CPU, or name files of "

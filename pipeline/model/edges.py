@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeGuard
 
 import torch
 
@@ -16,6 +17,7 @@ from .layered.families import FAMILIES, known_layers
 from .layered.layers import Layers
 
 Cut = Sequence[int | str] | str | None
+_OF_PEFT = "get_base_model"  # a method of peft's wrappers, which do not compute by themselves
 EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stage, to be measured
 
 
@@ -110,7 +112,7 @@ def layers_of(model: object, cut: Cut) -> _NamedLayers:
         ModelRefused: How to cut the model is not known; a call of the model does more than calls of its layers; or
             `cut` has a name of which it is known why no layer begins there.
     """
-    if isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward:
+    if _is_sequential(model):
         return _children(model)
     listed = model if isinstance(model, Layers) else known_layers(model) if isinstance(model, torch.nn.Module) else None
     if listed is None:
@@ -119,6 +121,21 @@ def layers_of(model: object, cut: Cut) -> _NamedLayers:
     if cut is not None and not isinstance(cut, str):
         listed.check_cut(cut)
     return listed.names, list(listed.bound)
+
+
+def must_be_traced(model: object) -> bool:
+    """Return True if only a trace can find the layers of `model`: a torch module of no known family.
+
+    Raises:
+        ModelRefused: A part of a model of a known family has a forward of its own.
+    """
+    if not isinstance(model, torch.nn.Module) or _is_sequential(model) or hasattr(model, _OF_PEFT):
+        return False
+    return known_layers(model) is None
+
+
+def _is_sequential(model: object) -> TypeGuard[torch.nn.Sequential]:
+    return isinstance(model, torch.nn.Sequential) and type(model).forward is torch.nn.Sequential.forward
 
 
 def _children(model: torch.nn.Sequential) -> _NamedLayers:
@@ -134,14 +151,14 @@ def _children(model: torch.nn.Sequential) -> _NamedLayers:
 
 
 def _unknown(model: object) -> ModelRefused:
-    if hasattr(model, "get_base_model"):
+    if hasattr(model, _OF_PEFT):
         return ModelRefused(
             f"the model is of type {type(model).__name__}, of peft, which wraps the model that has the adapters: "
             f"give its get_base_model(), and save the adapters with the wrapper's save_pretrained (docs/guides/lora.md)"
         )
-    families = ", ".join(family.class_name for family in FAMILIES)
+    families = near(type(model).__name__, [family.class_name for family in FAMILIES])
     return ModelRefused(
         f"the model is of type {type(model).__name__}; expected an nn.Sequential, a model of a known family "
-        f"({families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
+        f"(such as {families}), stageline.Layers, which say where another can be cut, stageline.traced, which finds "
         f"that out (docs/guides/models.md), or a list with one module for each stage"
     )

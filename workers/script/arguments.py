@@ -174,7 +174,10 @@ class LineOptions:
         str | ScheduleFunction,
         Argument("schedule.name", write=lambda given: f"script:{_own_name(given)}" if callable(given) else given),
     ] = "1f1b"
-    microbatches: Annotated[int, Argument("schedule.microbatches", further=("data.batch_size",))] = 1
+    microbatches: Annotated[
+        int | None,  # None: two for each stage, as `microbatches.py` has it
+        Argument("schedule.microbatches", further=("data.batch_size",)),
+    ] = None
     accumulate: Annotated[int, Argument("schedule.accumulate")] = 1
     window: Annotated[
         Sequence[int] | None,

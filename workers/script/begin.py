@@ -6,9 +6,10 @@ Weights that a script loads are compared with the model's in the script's proces
 end the run.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.model.cut import make_segments, with_stored_weights
+from stageline.pipeline.model.cut import frozen_stages, make_segments, with_stored_weights
 from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model.load import demand_features
 from stageline.pipeline.model.object_names import OBJECTS
@@ -37,26 +38,60 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.runtime.job import scripted_program
 
 from .arguments import ARGUMENTS, LineCall, LineOptions, Model, in_arguments_words
+from .calls.news import Display, display_of, say
+from .calls.page import Seen
 from .checks import demand_default_device, demand_usable
 from .inline_run import InlineRun
+from .microbatches import idle_news, microbatches_for, recorded_microbatches
 
 if TYPE_CHECKING:
     from .names import RemotePlan
     from .processes.process_run import ProcessRun
+    from .waiting_run import WaitingRun
 
 _SHOWN = 4  # faults that one error tells
-ScriptRun: TypeAlias = "InlineRun | ProcessRun"  # described at `ProcessRun`
+ScriptRun: TypeAlias = "InlineRun | ProcessRun | WaitingRun"  # described at `ProcessRun`
 InputsCheck = Callable[[Tree, int], object]  # of a batch, and in how many times `microbatches` it is cut
 
 
-def build_model(model: Model, options: LineOptions) -> tuple[Any, list[Segment]]:
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A line's run, with the facts about its model.
+
+    Attributes:
+        weights: Names, shapes and dtypes of the model's weights.
+        check_inputs: Raises `DataError` for inputs of a batch that the model does not take.
+        run: Carries the calls out.
+        layers: Names of the layers of each stage.
+        news: Lines for people.
+        begin: Returns the run that begins with its first batch, from the batch's inputs, and in how many times the
+            line's microbatches it is cut; None if the run has begun.
+    """
+
+    weights: "ModelWeights"
+    check_inputs: InputsCheck
+    run: ScriptRun
+    layers: tuple[tuple[str, ...], ...] = ()
+    news: tuple[str, ...] = ()
+    begin: "Callable[[Tree, int], Begun] | None" = None
+
+
+def build_model(options: LineCall, checked: Callable[[Any], Any]) -> tuple[Any, list[Segment]]:
     """Return the model and its stages, without the weights that are read from files.
 
-    A factory is called under the seed, and leaves the random state of this process unchanged. Raises `ModelRefused`.
+    A factory is called under the seed, and leaves the random state of this process unchanged.
+
+    Args:
+        options: Arguments of the line.
+        checked: Called with the model that was made, and returns it.
+
+    Raises:
+        ModelRefused: The model cannot be made or cut. Errors of `checked` are raised, too.
     """
+    make = factory_of(options.model)
     with generators_kept(torch.device("cpu")):
         return make_segments(
-            factory_of(model),
+            lambda: checked(make()),
             options.seed,
             options.cut,
             options.stages,
@@ -100,7 +135,10 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] = {}
         PlanRefused: The options make no valid plan.
         ModelRefused: A function that lists the schedule is unusable.
     """
-    pairs = list(_written(options, options.placement or [(stage,) for stage in range(stages)]))
+    placement = options.placement or [(stage,) for stage in range(stages)]
+    if options.microbatches is None:
+        options = replace(options, microbatches=microbatches_for(options, placement))
+    pairs = list(_written(options, placement))
     pairs += [(("model", "factory"), "script:model"), (("data", "source"), SCRIPT_BATCHES)]
     if options.cut is None:
         pairs.append((("model", "stages"), stages))
@@ -184,11 +222,18 @@ def weights_of(model: Any, segments: Sequence[Segment]) -> ModelWeights:
     return ModelWeights({name: found[name] for name in (*order, *found) if name in found}, copies)
 
 
-def begin_run(call: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
-    """Return the model's weights, a check of inputs, and the run.
+def begin_run(call: LineCall, checked: Callable[[Any], Any] = lambda model: model, run: str = "") -> Begun:
+    """Begin the run of a line, or resume it.
 
-    Raises `ModelRefused`, `PlanRefused`, `ScheduleRefused`, `NoSuchRun`, `RunFailed`, and `ValueError` for an unknown
-    `workers`, or for inline workers with `broker` or `resume`.
+    Args:
+        call: Arguments of the line.
+        checked: Called with the model before it is cut, and returns it.
+        run: Id of a run of processes that is begun; "" for a new one.
+
+    Raises:
+        ModelRefused, PlanRefused, ScheduleRefused, NoSuchRun, RunFailed: An argument is unusable, or the run does not
+            start. Errors of `checked` are raised, too.
+        ValueError: `workers` is unknown, or inline with `broker` or `resume`.
     """
     workers, resume = call.workers, call.resume
     if workers not in ("processes", "inline"):
@@ -199,18 +244,17 @@ def begin_run(call: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
         raise ValueError(f"resume = {str(resume)!r}: an inline run saves nothing to go on from; leave out workers")
     demand_usable(call)
     with in_arguments_words():
-        return _begin(call.model, call, None if resume is None else Path(resume))
+        return _begin(recorded_microbatches(call), checked, run)
 
 
-def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
-    """Return the model's weights, a check of inputs, and the run.
+def _begin(options: LineCall, checked: Callable[[Any], Any], begun: str) -> Begun:
+    """Return the run of a line, whose model is made and cut.
 
     An inline line needs no sockets and processes, so the modules for these are imported only where they are needed.
     """
-    whole, segments = build_model(model, options)
+    model, resume = options.model, None if options.resume is None else Path(options.resume)
+    whole, segments = build_model(options, checked)
     demand_default_device()  # a function that makes the model may have changed it
-    weights = weights_of(whole, segments)
-    check = partial(_check_inputs, segments[0].check_inputs, options.microbatches)
     remote: RemotePlan | None = None
     if options.broker is not None:
         from .names import remote_plan
@@ -229,20 +273,43 @@ def _begin(model: Model, options: LineOptions, resume: Path | None) -> tuple[Mod
         program = scripted_program(plan, segments)
     placement = program.schedule.placement
     names = [frozenset().union(*(segments[stage].weight_names for stage in owned)) for owned in placement]
+    made = partial(
+        Begun,
+        weights_of(whole, segments),
+        partial(_check_inputs, segments[0].check_inputs, plan.schedule.microbatches),
+        layers=tuple(part.names for part in segments),
+    )
     if options.workers == "inline":
         plan.demand_none(refused_inline(plan))
-        return weights, check, InlineRun(segments, program, names, options, plan)
+        return made(InlineRun(segments, program, names, options, plan))
     from .processes import process_run, remote_run, saving
 
     run = None
     if remote is not None:
         run = None if resume is None else saving.begun_run(plan, resume)
-        return weights, check, remote_run.RemoteRun(plan, program, names, run, remote.code)
+        return made(remote_run.RemoteRun(plan, program, names, run, remote.code))
+    news = () if resume is not None else idle_news(plan, program.schedule, frozen_stages(segments))
     with registered(model, options):
         if resume is not None:
             layouts = partial(layouts_of, segments, options.optimizer, groups_of(plan))
             run = saving.run_to_resume(plan, resume, layouts)
-        return weights, check, process_run.ProcessRun(plan, program, names, run)
+        return made(process_run.ProcessRun(plan, program, names, run, begun), news=news)
+
+
+def displayed(begun: Begun, options: LineOptions, seen: Seen) -> Display | None:
+    """Tell the news of a run that has begun, and return a display of it, whose thread is in no fork; None for none.
+
+    Args:
+        begun: Run, which may wait for its first batch; then nothing is shown.
+        options: Arguments of the line.
+        seen: Losses that the script has seen.
+    """
+    if begun.begin is not None:
+        return None
+    if options.progress is not False and sys.stderr is not None:
+        say(*begun.news)
+    news = None if begun.run.folder is None else begun.run.news
+    return display_of(options.name, seen, begun.run.waits_for, options.progress, news)
 
 
 def _check_inputs(check: BatchCheck, microbatches: int, inputs: Tree, times: int) -> None:

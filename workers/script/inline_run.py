@@ -29,7 +29,6 @@ from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import coded_queue
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.losses import ComputeFailed
-from stageline.workers.script.calls.batch_record import BatchRecord
 
 from .arguments import LineOptions
 from .calls.calls import CallLog, Replies, WeightNames, messages
@@ -61,10 +60,9 @@ class InlineRun:
             options: Arguments of the line.
             plan: Plan of the run.
         """
-        self._groups, self._recompute = groups_of(plan), plan.recompute_of
+        self._groups, self._recompute, self._cut = groups_of(plan), plan.recompute_of, plan.schedule
         self._lr_every = steps_between(plan.lr_scheduler, 0)
         self.folder: Path | None = None
-        self.batches: BatchRecord | None = None
         schedule = program.schedule
         self.size = len(schedule.placement)
         self._names = names
@@ -108,6 +106,9 @@ class InlineRun:
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
         """Raise `NotSaved`: an inline run saves no checkpoints."""
         raise NotSaved(self.cannot_save)
+
+    def of_fit(self, number: int) -> None:
+        """Return None: an inline run is not resumed, so that no batch of a fit is to be compared."""
 
     def waits_for(self) -> str:
         """Return "": an inline run waits for nothing."""
@@ -157,7 +158,7 @@ class InlineRun:
 
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}
-        feed = CallFeed(options.microbatches, options.accumulate)
+        feed = CallFeed(self._cut.microbatches, self._cut.accumulate)
         return Executor(stages, feed, self._program.last, options.named_metrics)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:

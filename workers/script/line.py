@@ -16,20 +16,19 @@ from stageline.pipeline.data import Batch, joined_outputs, rows
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import LineClosed, RunFailed
-from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, batches_of_step
+from stageline.workers.runtime.calls import Call, CallKind, batches_of_step
 
 from .arguments import LineCall, Model, given_as
-from .begin import begin_run
+from .begin import ScriptRun, displayed
 from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
-from .calls.calls import Replies, StepLoss, copied, only, total
-from .calls.news import display_of
+from .calls.calls import Replies, StepLoss, UnansweredCalls, copied, only, total
 from .calls.page import Seen, Timetable, page
 from .checks import TARGETS, batches_of, demand_batch
+from .first_batch import begin_line
 from .fit_batches import FitBatches, end_of, held_out_of, steps_from, steps_of_epoch
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
-MOST = 2 * UNDER_WAY  # calls without replies: a script that has so many sleeps until half are done, not after each call
 
 
 class Line(AbstractContextManager["Line"]):
@@ -97,29 +96,27 @@ class Line(AbstractContextManager["Line"]):
     @given_as(LineCall)
     def __init__(self, options: LineCall) -> None:
         """Begin the run, or resume it; `options` holds the arguments that the class documents."""
-        self._waiting: list[Future[Replies]] = []
+        self._unanswered = UnansweredCalls()
         self._closed = ""
         self._options = options
-        self._weights, self._check_inputs, self._run = begin_run(options)
+        self._begun = begin_line(options)
         self._evaluations, self._fits = self._open_log(), 0
         self._epoch = 0  # steps of an epoch, during a fit that has to know
         self._seen = Seen(self._run.position)
-        news = None if self._run.folder is None else self._run.news
-        waits_for, progress = self._run.waits_for, options.progress
-        self._display = display_of(options.name, self._seen, waits_for, progress, news)  # its thread is in no fork
+        self._display = displayed(self._begun, options, self._seen)
 
     @classmethod
     def resume(cls, saved: str | Path, /, model: Model, **arguments: Any) -> Self:
         """Continue the run in the folder `saved`, at its newest complete checkpoint; `position` tells the step.
 
         Args:
-            saved: Folder of a run that ended early or is about to end, or a folder that `save` wrote.
+            saved: Folder of a run, or a folder that `save` wrote. A run that has finished goes on as a new run.
             model: Model that the run began with.
             **arguments: Arguments that the run began with. `cut`, `stages`, `placement`, `schedule` and `window` may
                 differ if the run's workers are on this machine; other differences are refused.
 
         Raises:
-            NoSuchRun: `saved` cannot be continued, or its run has finished. Other errors are those of `Line`.
+            NoSuchRun: `saved` cannot be continued. Other errors are those of `Line`.
 
         Example:
             with Line.resume("runs/line-20261122-083857-f5f1", build, cut=[6], loss=loss, optimizer=optimizer) as line:
@@ -236,7 +233,7 @@ class Line(AbstractContextManager["Line"]):
         )
         demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
         self._fits += 1
-        differs = None if self._run.batches is None else self._run.batches.of_fit(self._fits, self.position)
+        differs = self._run.of_fit(self._fits)
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs, targets)
         measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
@@ -284,7 +281,7 @@ class Line(AbstractContextManager["Line"]):
         """
         self._demand_averages(ema=ema)
         rows(x)
-        self._check_inputs(x, self._options.accumulate)
+        self._begin_with(x, self._options.accumulate)
         return joined_outputs(only(self._call(Call(CallKind.PREDICT, inputs=copied(x), ema=ema)).result()))
 
     def state_dict(self, *, ema: bool = False) -> dict[str, Tensor]:
@@ -300,9 +297,9 @@ class Line(AbstractContextManager["Line"]):
         """
         self._demand_averages(ema=ema)
         if self._closed == FINISHED:
-            return self._weights.in_order(self._run.weights(ema=ema))
+            return self._begun.weights.in_order(self._run.weights(ema=ema))
         parts = cast("Mapping[int, dict[str, Tensor]]", self._call(Call(CallKind.STATE, ema=ema)).result())
-        return self._weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
+        return self._begun.weights.in_order({name: tensor for part in parts.values() for name, tensor in part.items()})
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set the weights from `state`, which has the unsplit model's names; optimizer state and averages stay.
@@ -310,7 +307,7 @@ class Line(AbstractContextManager["Line"]):
         Raises:
             ModelRefused: Names are missing or unknown, or shapes or dtypes differ; the line has not changed.
         """
-        self._weights.check(state)
+        self._begun.weights.check(state)
         copies = {name: tensor.detach().clone() for name, tensor in state.items()}
         self._call(Call(CallKind.LOAD, state=copies)).result()
 
@@ -346,6 +343,17 @@ class Line(AbstractContextManager["Line"]):
         state = self._closed or f"position {self.position}"
         return page(self._options.name, state, self._seen, self._run.workers(), self.timetable())
 
+    @property
+    def _run(self) -> ScriptRun:
+        return self._begun.run
+
+    def _begin_with(self, inputs: Tree, times: int) -> None:
+        """Begin a run that waits for its first batch, and check a batch's inputs, cut in `times` its microbatches."""
+        if self._begun.begin is not None and not self._closed:
+            self._begun = self._begun.begin(inputs, times)
+            self._display = displayed(self._begun, self._options, self._seen)
+        self._begun.check_inputs(inputs, times)
+
     def _open_log(self) -> EvaluationLog:
         try:
             return EvaluationLog(self._run.folder, self._run.position)
@@ -374,23 +382,14 @@ class Line(AbstractContextManager["Line"]):
         of_step = self._options.accumulate if kind is CallKind.TRAIN else 1
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
-            self._check_inputs(inputs, self._options.accumulate // of_step)
+            self._begin_with(inputs, self._options.accumulate // of_step)
         return self._call(Call(kind, inputs=copied(x), targets=copied(y), ema=ema, epoch=self._epoch))
 
     def _call(self, call: Call) -> "Future[Replies]":
-        """Submit a call, and return the future of its replies.
-
-        With `MOST` calls without replies it waits until only `UNDER_WAY` are left. Errors of earlier calls are raised
-        here at the latest.
-        """
+        """Submit a call and return the future of its replies; errors of earlier calls are raised here at the latest."""
         if self._closed:
             raise LineClosed(
                 "this line is closed, as it is at the end of its `with`: its run is over. Call it before, or make a "
                 "new line" + ("; state_dict() still has the weights" if self._closed == FINISHED else "")
             )
-        if len(self._waiting) >= MOST:
-            while len(self._waiting) > UNDER_WAY:
-                self._waiting.pop(0).result()
-        done = self._run.submit(call)
-        self._waiting.append(done)
-        return done
+        return self._unanswered.submit(self._run.submit, call)

@@ -389,4 +389,4 @@ def _function(node: Node) -> str:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=5)  # where the user calls traced()
+    warnings.warn(text, RuntimeWarning, stacklevel=2)  # traced() lets it be of its caller

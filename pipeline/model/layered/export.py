@@ -6,7 +6,6 @@
     x2 = batch_norm(x1, ...)
 
 The markers are those of torch.distributed.pipelining; forward pre-hooks put them there.
-
 """
 
 import logging
@@ -20,7 +19,7 @@ from typing import Any
 
 import torch
 from torch.distributed.pipelining import pipe_split
-from torch.export import Dim, ExportedProgram
+from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
 
@@ -43,6 +42,7 @@ class Forward:
         constants: Placeholders of constants, with their tensors.
         inputs: Placeholders of the inputs.
         output: The output, with `COMPUTED` for each leaf that differs from microbatch to microbatch.
+        example: The example, with the sizes that the graph is for.
     """
 
     graph: GraphModule
@@ -51,28 +51,24 @@ class Forward:
     constants: Mapping[str, torch.Tensor]
     inputs: tuple[str, ...]
     output: Tree
+    example: Example
 
 
 def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
     """Return the forward of `model`, its modules in their present modes, with markers before the calls of `names`.
 
-    When the graph runs, the number of rows may be any from 2 on, unless the example has 1 row. All other shapes are
-    those of the example.
-
     Args:
         model: The model.
-        example: Inputs to trace with.
+        example: Inputs to trace with, and the sizes that the graph shall be for, if the forward lets it.
         names: Names of the modules whose calls are marked.
 
     Raises:
         ModelRefused: torch.export's reason, or the model's own if the example does not fit it.
     """
     called = _Called(model, example)
-    shapes: dict[int, Any] = {} if example.one_row else {0: Dim("rows")}
-    dynamic = ((shapes,) * len(example.tensors),)
     try:
         with _marked(model, names, called.record.calls), with_memory(model), torch.enable_grad(), _unsaid():
-            program = torch.export.export(called, example.tensors, dynamic_shapes=dynamic, strict=False)
+            program = torch.export.export(called, example.tensors, dynamic_shapes=(example.free,), strict=False)
     except ModelRefused:
         raise
     except Exception as error:
@@ -80,7 +76,7 @@ def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str
             raise
         own = own_error(called, example.tensors)
         raise (does_not_fit(model, own) if own else refused(model, error)) from error
-    return _forward(program, called.record)
+    return _forward(program, called.record, example)
 
 
 class _Record:
@@ -113,7 +109,7 @@ class _Called(torch.nn.Module):
         return tuple(leaf for _, leaf in leaves(output) if isinstance(leaf, COMPUTED_KINDS))
 
 
-def _forward(program: ExportedProgram, record: _Record) -> Forward:
+def _forward(program: ExportedProgram, record: _Record, example: Example) -> Forward:
     state: dict[str, str] = {}
     constants: dict[str, torch.Tensor] = {}
     inputs = []
@@ -127,7 +123,9 @@ def _forward(program: ExportedProgram, record: _Record) -> Forward:
             constants[name] = constant
         else:
             raise ModelRefused(f"the model's forward needs {target}, which is no tensor: torch.export keeps it apart")
-    return Forward(program.graph_module, tuple(record.calls), state, constants, tuple(inputs), record.output)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    narrowed = example.narrowed([values[name] for name in inputs])
+    return Forward(program.graph_module, tuple(record.calls), state, constants, tuple(inputs), record.output, narrowed)
 
 
 @contextmanager

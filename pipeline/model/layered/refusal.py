@@ -23,10 +23,7 @@ def does_not_fit(model: torch.nn.Module, own: str) -> ModelRefused:
 
 def refused(model: torch.nn.Module, error: Exception) -> ModelRefused:
     """Return the error for a model that torch.export cannot trace because of `error`."""
-    text = error_text(error)
-    reason = " ".join(text.split("\n\n")[0].split()).rstrip(".")
-    if "Constraints violated (rows)" in text:
-        reason = f"its forward decides by the number of rows, or needs one: {reason.partition('Suggested fixes: ')[2]}"
+    reason = " ".join(error_text(error).split("\n\n")[0].split()).rstrip(".")
     return ModelRefused(
         f"torch.export cannot trace the {type(model).__name__}: {reason}{_place(error)}. Change its forward, or list "
         f"its layers yourself: stageline.Layers (docs/guides/models.md)"

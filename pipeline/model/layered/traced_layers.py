@@ -21,6 +21,7 @@ A layer has its own module. What it needs of elsewhere, such as a parameter that
 single tensors; the last layer also has what no layer needs, since the model's state has it.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,28 +77,65 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
     if not isinstance(model, torch.nn.Module):
         raise ModelRefused(f"traced() was given an object of type {type(model).__name__}; expected a torch module")
     inputs, candidates = Example(example), layer_names(model, within)
-    training = traced_forward(model, inputs, candidates)
-    with evaluating(model):
-        evaluation = traced_forward(model, inputs, candidates)
-    return TracedLayers(model, inputs, candidates, training, evaluation)
+    layers, said = _of_texts(model, inputs, candidates)
+    if layers is None or layers.difference or _found(said):
+        fixed, others = _traced(model, inputs, candidates)
+        if layers is None or layers.difference != fixed.difference or _found(said) != _found(others):
+            layers, said = fixed, others
+    for each in said:
+        warnings.warn(each.message, each.category, stacklevel=2)
+    return layers
+
+
+_Traced = tuple["TracedLayers", list[warnings.WarningMessage]]
+
+
+def _of_texts(
+    model: torch.nn.Module, inputs: Example, candidates: Sequence[str]
+) -> tuple["TracedLayers | None", list[warnings.WarningMessage]]:
+    """Return the layers for texts of other lengths than the example's, too, with warnings about them.
+
+    Returns None if the example is no text, if torch.export cannot leave the length open, or if a text of another length
+    has other bits in the layers.
+    """
+    texts = inputs.of_any_length()
+    if texts is None:
+        return None, []
+    try:
+        layers, said = _traced(model, texts, candidates)
+        return (layers, said) if layers.difference or layers.has_any_length() else (None, [])
+    except ModelRefused:
+        return None, []
+
+
+def _found(said: Sequence[warnings.WarningMessage]) -> list[str]:
+    """Return the texts of the warnings about differences between graphs and model."""
+    return [str(each.message) for each in said if issubclass(each.category, RuntimeWarning)]
+
+
+def _traced(model: torch.nn.Module, inputs: Example, candidates: Sequence[str]) -> _Traced:
+    with warnings.catch_warnings(record=True, action="always") as said:
+        training = traced_forward(model, inputs, candidates)
+        with evaluating(model):
+            evaluation = traced_forward(model, training.example, candidates)
+        return TracedLayers(model, candidates, training, evaluation), said
 
 
 class TracedLayers(Layers):
     """The layers of a model that torch.export has traced."""
 
     def __init__(
-        self, model: torch.nn.Module, inputs: Example, candidates: Sequence[str], training: Forward, evaluation: Forward
+        self, model: torch.nn.Module, candidates: Sequence[str], training: Forward, evaluation: Forward
     ) -> None:
         """Make the layers of those candidates that the traced forwards call once.
 
         Args:
             model: The model.
-            inputs: Inputs with which it was traced.
             candidates: Names of the modules that may be layers.
             training: The forward in training mode.
-            evaluation: The forward in evaluation mode.
+            evaluation: The forward in evaluation mode, for no sizes that the one in training mode is not for.
         """
-        self._candidates, self._calls = candidates, training.calls
+        self._candidates, self._calls, self._inputs = candidates, training.calls, evaluation.example
         names = _called_once(model, training, evaluation)
         modes = [pieces_of(forward, names) for forward in (training, evaluation)]
         needed = [
@@ -105,12 +143,21 @@ class TracedLayers(Layers):
         ]
         parts = parts_of_layers(model, names, needed)
         functions = [
-            _functions(pieces, parts, inputs, forward.output)
+            _functions(pieces, parts, self._inputs, forward.output)
             for pieces, forward in zip(modes, (training, evaluation), strict=True)
         ]
         super().__init__(model, [TwoModes(each.names, *both) for each, *both in zip(parts, *functions, strict=True)])
         self._hooks = all_hooks(model)
-        self.difference = difference_of(model, self.names, self.bound, inputs)
+        self.difference = difference_of(model, self.names, self.bound, self._inputs)
+
+    def has_any_length(self) -> bool:
+        """Return True if a text of another length than the example's has the same bits in the layers, or is refused."""
+        other = self._inputs.of_another_length()
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return other is None or not difference_of(self.model, self.names, self.bound, other)
+        except ModelRefused:  # the model itself does not take it
+            return False
 
     def check_calls(self) -> None:
         """Raise `ModelRefused` if the model has other hooks than when it was traced, since those are in the graphs."""

@@ -15,7 +15,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import as_interrupts
 from stageline.workers.cli import completion, options
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.output import answer, counted, say, show
+from stageline.workers.cli.output import CommandFailed, answer, counted, say, show
 
 if TYPE_CHECKING:
     from stageline.workers.extras.exchange.load import RunModel
@@ -44,7 +44,7 @@ _workers = click.option(
     show_default=True,
     help="Run one process for each worker of the plan, or all stages in this process.",
 )
-FORMATS = ("safetensors", "transformers", "dcp", "stages")
+FORMATS = ("safetensors", "transformers", "dcp", "stages", "onnx")
 _SHARD = "5GiB"
 _COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--device")}
 
@@ -184,11 +184,12 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     examples=(
         "stageline export runs/digits-20260131-101500-1f0c digits.safetensors",
         "stageline export runs/digits-20260131-101500-1f0c digits --format stages --best",
+        "stageline export runs/gpt2-20260131-101500-1f0c gpt2 --format transformers --config /data/gpt2",
     ),
     groups={
         "Plan": ("--plan",),
         "Checkpoint": ("--best", "--ema"),
-        "Form": ("--format", "--config", "--max-shard-size"),
+        "Form": ("--format", "--config", "--max-shard-size", "--input"),
     },
     codes=codes(ExitCode.REFUSED, failed="weights are damaged"),
 )
@@ -198,8 +199,8 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     "--format",
     "form",
     type=click.Choice(FORMATS),
-    help="One file; for from_pretrained; for torch.distributed.checkpoint.load; a file for each stage. Default: the "
-    "first, for an OUT that ends with .safetensors.",
+    help="One file; for from_pretrained, with --config; for torch.distributed.checkpoint.load; a file for each stage; "
+    "the model as one file of ONNX. Default: what an OUT that ends with .safetensors or .onnx says.",
 )
 @options.step
 @_best
@@ -207,7 +208,8 @@ def _numbers(measured: "Measured") -> dict[str, float]:
 @click.option(
     "--config",
     type=click.Path(),
-    help="For transformers: config.json, or a folder with it. Default: that of what the plan's factory returns.",
+    help="For transformers: config.json, or a folder with it. Default: that of what the plan's factory returns, which "
+    "other models do not have.",
 )
 @click.option(
     "--max-shard-size",
@@ -218,10 +220,16 @@ def _numbers(measured: "Measured") -> dict[str, float]:
     help="For transformers: the most that a file may have, such as 500MiB.",
 )
 @click.option(
+    "--input",
+    "source",
+    type=click.Path(),
+    help="For onnx: a file with rows of inputs, as for predict. Default: a batch of the plan's data.",
+)
+@click.option(
     "--plan",
     type=click.Path(),
     shell_complete=completion.plans,
-    help="For transformers, without --config: the plan. Default: the run's.",
+    help="For onnx, and for transformers without --config: the plan. Default: the run's.",
 )
 def export(
     run: str,
@@ -233,6 +241,7 @@ def export(
     ema: bool,
     config: str | None,
     most: int,
+    source: str | None,
     plan: str | None,
 ) -> None:
     """Write the weights of RUN to OUT, for another program.
@@ -242,6 +251,10 @@ def export(
     """
     form = form or _form_of(out)
     _demand_one(step, best=best)
+    if form == "onnx":
+        title = _export_onnx(run, Path(out), step, plan, source, best=best, ema=ema)
+        say(f"the model with {title} is in {out}")
+        return
     from stageline.workers.extras.exchange import export as forms
     from stageline.workers.extras.exchange.stored_weights import take_weights
 
@@ -262,14 +275,32 @@ def export(
     say(f"{weights.title} are in {out}")
 
 
+def _export_onnx(
+    run: str, target: Path, step: int | None, plan: str | None, source: str | None, *, best: bool, ema: bool
+) -> str:
+    """Write the model of a run as ONNX, and return what its weights are called."""
+    from stageline.pipeline.model.load import load_source
+    from stageline.workers.extras.exchange import onnx_form
+    from stageline.workers.extras.forward.row_files import open_inputs
+
+    onnx_form.require_onnx()
+    given = None if source is None else next(open_inputs(Path(source)).batches(onnx_form.LEAST))
+    model = _model(run, step, plan, None, best=best, ema=ema)
+    with options.user_prints_to_stderr():
+        batch = load_source(model.plan).batch(0)[0] if given is None else given
+        onnx_form.export_onnx(model.module, onnx_form.example_of(batch), target)
+    return model.weights.title
+
+
 def _demand_one(step: int | None, *, best: bool) -> None:
     if best and step is not None:
         raise click.UsageError("--step and --best name two checkpoints; give one of them")
 
 
 def _form_of(out: str) -> str:
-    if out.endswith(".safetensors"):
-        return "safetensors"
+    for form in ("safetensors", "onnx"):
+        if out.endswith(f".{form}"):
+            return form
     raise click.UsageError(f"--format says what {out} is to be: {', '.join(FORMATS)}")
 
 
@@ -280,4 +311,9 @@ def _configuration(run: Path, config: str | None, plan: str | None) -> Mapping[s
     if config is not None:
         return read_configuration(Path(config))
     with options.user_prints_to_stderr():
-        return planned_configuration(options.plan_of_run(run, plan, ()))
+        try:
+            planned = options.plan_of_run(run, plan, ())
+        except CommandFailed as error:  # as for a script, whose run has no plan's file
+            way_out = "or a folder with the model's config.json by --config FOLDER"
+            raise CommandFailed(f"{error}, {way_out}", error.exit_code) from error
+        return planned_configuration(planned)

@@ -386,7 +386,7 @@ def configuration_of(model: object, origin: str) -> Mapping[str, object]:
     if config is None or not hasattr(config, "to_json_string"):
         raise WeightsUnusable(
             f"{origin} returned an object of type {type(model).__name__} without a config of transformers: name a "
-            f"folder with its config.json by --config"
+            f"folder with its config.json by --config FOLDER"
         )
     found = json.loads(config.to_json_string())  # values of JSON alone
     return {**found, "architectures": found.get("architectures") or [type(model).__name__]}

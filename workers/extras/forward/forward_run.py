@@ -34,7 +34,7 @@ from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind
 from stageline.workers.runtime.executor import Metric
 from stageline.workers.runtime.losses import ComputeFailed
 from stageline.workers.script.arguments import LineCall, Workers
-from stageline.workers.script.begin import InputsCheck, ModelWeights, ScriptRun, begin_run
+from stageline.workers.script.begin import Begun, begin_run
 from stageline.workers.script.calls.calls import Replies, only, total
 from stageline.workers.script.checks import demand_batch
 
@@ -101,7 +101,8 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
         with ExitStack() as stack:
             folder = stack.enter_context(temporary_run_folder()).path
             options = _options(model, folder, workers, loss or _no_loss, list((metrics or {}).values()))
-            _, self._check, self._run = _begun(options)
+            begun = _begun(options)
+            self._check, self._run = begun.check_inputs, begun.run
             stack.callback(self._run.discard)
             self._names = list(options.named_metrics)
             self._stack = stack.pop_all()
@@ -165,7 +166,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             raise ForwardFailed(f"{reason}{what}. The batch is {describe(inputs)}", error.exit_code) from error
 
 
-def _begun(options: LineCall) -> tuple[ModelWeights, InputsCheck, ScriptRun]:
+def _begun(options: LineCall) -> Begun:
     try:
         return begin_run(options)
     except RunFailed as error:  # its folder is removed

@@ -17,8 +17,9 @@ from stageline.broker.codec.message import Message
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.program import Program, Queue
 from stageline.pipeline.tree import Tree, map_tensors
-from stageline.workers.runtime.calls import Call, CallKind, Position, encode_call
+from stageline.workers.runtime.calls import UNDER_WAY, Call, CallKind, Position, encode_call
 
+MOST = 2 * UNDER_WAY  # calls without replies
 WeightNames = Sequence[frozenset[str]]  # by worker: those of its stages' state_dict entries; in no order: hashes differ
 
 
@@ -72,6 +73,25 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
 
 
 Replies = Mapping[int, Tree]  # to one call, by worker
+
+
+class UnansweredCalls:
+    """Calls of a script without replies.
+
+    A script that has `MOST` of them sleeps until only `UNDER_WAY` are left, and not after each call.
+    """
+
+    def __init__(self) -> None:
+        """Begin without calls."""
+        self._futures: list[Future[Replies]] = []
+
+    def submit(self, submit: "Callable[[Call], Future[Replies]]", call: Call) -> "Future[Replies]":
+        """Make room, then submit `call` with the function `submit`, and return the future of its replies."""
+        if len(self._futures) >= MOST:
+            while len(self._futures) > UNDER_WAY:
+                self._futures.pop(0).result()
+        self._futures.append(submit(call))
+        return self._futures[-1]
 
 
 @dataclass(slots=True)

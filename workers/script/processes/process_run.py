@@ -34,7 +34,7 @@ from stageline.workers.process.worker_process import identity_of
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.records import measured_timetable
 from stageline.workers.runtime.calls import Call, CallKind, Position
-from stageline.workers.script.calls.batch_record import BatchRecord
+from stageline.workers.script.calls.batch_record import BatchRecord, DiffersFrom
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
 from stageline.workers.script.calls.news import ask, early_end, say, waits_for, watch_for_close, worker_lines
@@ -81,14 +81,15 @@ class ProcessRun:
     Attributes:
         size: Number of workers.
         folder: Folder of the run's files.
-        batches: Record of trained batches; None if the run cannot be resumed.
         cannot_save: Why the run saves no checkpoints; "" if it does.
     """
 
     cannot_save = ""
     _workers_timeout = inf  # seconds for the workers of a resumed run to come
 
-    def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None = None) -> None:
+    def __init__(
+        self, plan: Plan, program: Program, names: WeightNames, resume: str | None = None, begun: str = ""
+    ) -> None:
         """Start the processes, and join the broker.
 
         Args:
@@ -96,6 +97,7 @@ class ProcessRun:
             program: Program of its workers.
             names: Names of the weights that each worker has.
             resume: Id of the run to continue; None begins one.
+            begun: Id of the run that is begun; "" for a new one.
 
         Raises:
             NoSuchRun, PlanRefused, RunFailed: The run cannot be continued, or does not start. Errors of
@@ -107,7 +109,7 @@ class ProcessRun:
         self._knows_failure = False  # the script has been told why it failed
         self._names = names
         self._program = program
-        run = runs.name_of(plan, resume)
+        run = begun if begun and resume is None else runs.name_of(plan, resume)
         self.folder = runs.folder(plan, run)
         if resume is not None:
             runs.require_same_plan(plan, self.folder)
@@ -145,8 +147,8 @@ class ProcessRun:
             RunFailed: The run is over.
             DataError: The batch differs from the one that its step was trained on before.
         """
-        if call.kind is CallKind.TRAIN and self.batches is not None:
-            self.batches.check(self.position, call.inputs, call.targets)
+        if call.kind is CallKind.TRAIN and self._batches is not None:
+            self._batches.check(self.position, call.inputs, call.targets)
         return self._driver.submit(call)
 
     def close(self) -> None:
@@ -178,6 +180,13 @@ class ProcessRun:
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
         """Save a checkpoint; `call` has the workers write it into the folder that it is given. Raises `NotSaved`."""
         save_checkpoint(folder, self._plan, self.folder.name, lambda: self.position, call)
+
+    def of_fit(self, number: int) -> DiffersFrom | None:
+        """Return a function that compares the batches that fit `number` passes over with those of before.
+
+        Returns None if there is nothing to compare. The record notes where a fit begins.
+        """
+        return None if self._batches is None else self._batches.of_fit(number, self.position)
 
     def waits_for(self) -> str:
         """Return what the run has waited for longer than a moment; "" for nothing.
@@ -263,7 +272,7 @@ class ProcessRun:
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
-        self.batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
+        self._batches = BatchRecord(self.folder, start.step, compares=check) if resumable else None
         driver = Driver(
             self._program,
             self._names,
@@ -272,7 +281,7 @@ class ProcessRun:
             queues,
             commands,
             self._failure,
-            self.batches,
+            self._batches,
             at_end=self._at_end,
         )
         here = self._reachable(queues.endpoint)

@@ -32,10 +32,12 @@ def test_a_model_with_a_forward_of_its_own_is_refused():
         cut_model(patched, ["layer3"])
 
 
-def test_a_model_of_an_unknown_class_is_refused_with_the_families_and_the_way_out():
+def test_a_model_of_an_unknown_class_is_refused_with_the_nearest_families_and_the_way_out():
     with pytest.raises(
-        ModelRefused, match=r"is of type Bilinear; .*GPT2LMHeadModel, .*ResNet.*stageline.Layers.*docs/guides/models"
+        ModelRefused, match=r"is of type MistralLM; .*MistralForC.*stageline.Layers.*docs/guides/models"
     ):
+        cut_model(type("MistralLM", (nn.Bilinear,), {})(2, 2, 2))
+    with pytest.raises(ModelRefused, match=r"is of type Bilinear; .*GPT2LMHeadModel.*stageline.Layers"):
         cut_model(nn.Bilinear(2, 2, 2))
 
 

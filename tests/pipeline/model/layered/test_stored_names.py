@@ -2,7 +2,8 @@
 
 import pytest
 
-from stageline.pipeline.model.layered.families import BERT, GPT2, LLAMA, RESNET, VIT
+from stageline.pipeline.model.layered.decoders import GPT2, LLAMA
+from stageline.pipeline.model.layered.families import BERT, RESNET, VIT
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,9 @@ def test_checkpoints_are_listed_verified_split_and_converted(workspace, run, cap
     config = workspace.folder / "config.json"
     config.write_text('{"model_type": "mine"}')
     export = ("export", name, "hub", "--format", "transformers")
-    assert "without a config of transformers" in error(workspace, capsys, 2, *export)
+    assert "without a config of transformers: name a folder with its config.json by --config FOLDER" in error(
+        workspace, capsys, 2, *export
+    )
     assert workspace.here(*export, "--config", "config.json") == 0
     assert "is not overwritten" in error(workspace, capsys, 2, *export, "--config", "config.json")
 
