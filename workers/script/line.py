@@ -52,8 +52,8 @@ class Line(AbstractContextManager["Line"]):
         stages: Number of stages, instead of `cut`.
         placement: Stages of each worker, such as [[0, 2], [1, 3]]; None for one worker for each stage.
         schedule: Name from `schedule_names()`, or a function that lists the actions.
-        microbatches: Number of microbatches that each batch is split into. Their rows differ by at most one; with fewer
-            rows than microbatches some are empty, and are computed all the same. A plan refuses such a batch size.
+        microbatches: Number of microbatches that each batch is split into. Their rows differ by at most one; those
+            without rows, of a batch with fewer rows than microbatches, are not computed.
         accumulate: Number of batches per step.
         window: One number for each stage, for the schedule "window" and optionally for "zb-h1".
         seed: Seed of the layers' random numbers.
