@@ -171,8 +171,8 @@ def _begin_at_first_batch(
     microbatches = microbatches_for(call, plan.placement, count // times)
     if count < microbatches * times:
         raise DataError(
-            f"the first batch has {count} rows for {microbatches * times} microbatches, and the model is traced "
-            f"with a microbatch of it: begin with a batch of more rows, or pass fewer microbatches"
+            f"the first batch has {count} rows, too few for {microbatches * times} microbatches, and the model is "
+            f"traced with one of these: begin with a batch of more rows, or pass fewer microbatches"
         )
     example = copied(split_batch(inputs, microbatches * times)[0])
     begun = _begun_with(replace(call, microbatches=microbatches), model, [example], waiting.id)
