@@ -99,10 +99,10 @@ def _weights_of(model: torch.nn.Module) -> ModelWeights:
 
 def _resumed(call: LineCall, model: torch.nn.Module, plan: Plan) -> Begun:
     """Continue a run that was begun with a traced model, which is traced as then. Raises as `begin_run` does."""
-    from .processes.saving import begun_run
+    from .processes.saving import known_run
 
     saved = Path(str(call.resume))
-    kept = saved if is_saved(saved) else runs.folder(plan, begun_run(plan, saved))
+    kept = saved if is_saved(saved) else runs.folder(plan, known_run(plan, saved))
     if examples := kept_examples(kept):
         return _begun_with(call, model, examples)
     raise ModelRefused(
