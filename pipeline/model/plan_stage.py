@@ -26,7 +26,7 @@ from stageline.pipeline.plan.keys.training import LrSchedulerPlan, OptimizerPlan
 from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.settings import StageSettings
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.stage.stage_update import OptimizerFactory, ParameterGroup
+from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerFactory, ParameterGroup
 from stageline.pipeline.tree import describe
 
 from .load import base_folder, call, load_features, load_function, load_object
@@ -177,7 +177,7 @@ def make_stage(
         FeatureRefused: The plan's features cannot be in their order.
         PlanRefused: The optimizer cannot compute of parts of parameters.
     """
-    base, scheduler = base_folder(plan), plan.lr_scheduler
+    base = base_folder(plan)
     _demand_device(device, part.index)
     part.load()
     if mesh is not None:
@@ -190,8 +190,8 @@ def make_stage(
         StageSettings(
             seed=plan.run.seed,
             device=device,
-            lr_scheduler=None if scheduler is None else _made(scheduler, "lr_scheduler", base, _LR_SCHEDULER),
-            lr_every=steps_between(scheduler, epoch),
+            lr_scheduler=lr_scheduler_of(plan),
+            lr_every=steps_between(plan.lr_scheduler, epoch),
             groups=groups_of(plan),
             stash_weights=stash_weights,
             delay_weights=delay_weights,
@@ -216,6 +216,16 @@ def optimizer_of(plan: Plan) -> OptimizerFactory:
             return an optimizer.
     """
     return _made(plan.optimizer, "optimizer", base_folder(plan), _OPTIMIZER)
+
+
+def lr_scheduler_of(plan: Plan) -> LrSchedulerFactory | None:
+    """Return a function that makes the plan's learning rate scheduler of an optimizer; None without a scheduler.
+
+    Raises:
+        ModelRefused: The factory cannot be loaded. The returned function raises it if the factory fails.
+    """
+    scheduler = plan.lr_scheduler
+    return None if scheduler is None else _made(scheduler, "lr_scheduler", base_folder(plan), _LR_SCHEDULER)
 
 
 def steps_between(scheduler: LrSchedulerPlan | None, epoch: int) -> int:

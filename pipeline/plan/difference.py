@@ -75,6 +75,22 @@ class Difference:
         """True if the key says only how the work is laid out, and not what is computed."""
         return _LAYOUT.fullmatch(self.key) is not None
 
+    @property
+    def lengthens(self) -> bool:
+        """True if both plans say how long the run is in the same key, and the first has more steps or epochs."""
+        here, there = self.here, self.there
+        return (
+            self.key in ("run.steps", "run.epochs")
+            and isinstance(here, int)
+            and isinstance(there, int)
+            and here > there
+        )
+
+    @property
+    def of_rates(self) -> bool:
+        """True if the key belongs to the learning rate schedule, and not to the steps at which it advances."""
+        return self.key.startswith("lr_scheduler.") and self.key != "lr_scheduler.every"
+
     def __str__(self) -> str:
         """Return the difference in the words of a plan file."""
         return self.said(IN_A_PLAN)

@@ -40,8 +40,8 @@ def test_an_interrupted_run_goes_on_where_it_was(workspace, capsys, undisturbed)
     arguments = shlex.join((".", *STEPS, *RECOVERY))
     assert f"Go on with: stageline train {arguments} --resume {run.name}\n" in errors
     assert "failed" not in errors
-    assert workspace.here("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=501") == 78
-    assert "run.steps: 501 here, 500 there" in capsys.readouterr().err
+    assert workspace.here("train", ".", "--resume", *STEPS, *RECOVERY, "--set", "run.steps=499") == 78
+    assert "run.steps: 499 here, 500 there" in capsys.readouterr().err
     workspace.write("data.py", DATA.replace("manual_seed(1)", "manual_seed(23)"))
     other = workspace.command("train", ".", "--resume", *STEPS, *RECOVERY)
     assert other.returncode == 78

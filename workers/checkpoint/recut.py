@@ -1,4 +1,4 @@
-"""Continuation of a checkpoint on other stages, workers, schedule or transport: the snapshots that these begin at.
+"""Continuation of a checkpoint on other stages, workers, schedule or transport, or with more steps: its snapshots.
 
 runs/digits-...-1f0c/            stopped: 4 stages. Nothing in it changes
 runs/digits-...-1f0c-at120-5e1d/ the same after 120 steps as 2 stages: a run of its own, resumed like any other
@@ -30,6 +30,7 @@ from stageline.workers.runs.metrics import EVALUATIONS, METRICS, carry_lines
 from stageline.workers.runs.records import NOTE, RecordsDamaged, RecutNote, earlier_run, recorded_run, recut_id
 
 from .directory import SnapshotDirectory
+from .longer import demand_continuable, renews_rates, with_rates_of
 from .regroup import Contents, Share, faults_of, regrouped, shares_of
 from .saved import is_saved
 from .snapshot import WEIGHTS, Snapshot, SnapshotDamaged, read_manifest
@@ -42,29 +43,35 @@ _LAYS = ForEach("this plan lays it out", "these arguments lay it out")
 
 
 def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
-    """Return True if `plan` lays the work of the run in `source` out differently.
+    """Return True if `plan` lays the work of the run in `source` out differently, or has more steps.
 
     `plan` has its stages and workers filled in. Raises `PlanRefused` if it also computes something else, or if the run
-    cannot go on in another layout.
+    cannot go on in another layout or with more steps.
     """
     found = differences(plan.as_mapping(), source.plan.as_mapping())
     if not found:
         return False
+    longer = any(each.lengthens for each in found)
+    renewed = longer and plan.lr_scheduler is not None and source.plan.lr_scheduler is not None
     replicated = plan.shares or source.plan.shares
-    if others := [each for each in found if not each.of_layout]:
+    moved = [each for each in found if each.of_layout]
+    if others := [each for each in found if not (each.of_layout or each.lengthens or (renewed and each.of_rates))]:
         but = (" only, since a stage has replicas",) if replicated else (", but for ", LAYOUT)
         raise _refused(
             *(f"run {source.run} was begun with ", OTHER_SETTINGS, ": ", EachOnce(tuple(others))),
             *(RESUME_AS_BEGUN, *but, ", or ", Afresh()),
         )
     for is_so, has, so, cut_alone in _hindrances(plan, source):
-        differ = tuple(each for each in found if each.key in _CUT or not cut_alone)
+        differ = tuple(each for each in moved if each.key in _CUT or not cut_alone)
         if is_so and differ:
             what = (f"run {source.run} ", *has, ", and ", _CUTS if cut_alone else _LAYS, " in another way: ")
             raise _refused(*what, EachOnce(differ), ". ", *so)
+    if longer:
+        demand_continuable(plan, source, found)
     if not plan.recovery.on or plan.queues.in_one_process:
+        how = "with more steps" if longer else "in another layout"
         raise _refused(
-            f"run {source.run} goes on in another layout from a checkpoint, and none is read with ",
+            f"run {source.run} goes on {how} from a checkpoint, and none is read with ",
             *(Setting("recovery.restarts"), " = 0, ", Setting("recovery.snapshot_every"), " = 0 or "),
             *(Setting("queues.url", "memory://"), ": set the first two above 0, and another url"),
         )
@@ -291,6 +298,8 @@ class Recut:
             state = regrouped(share, [part.state for part in parts])
         except ForeignState as error:
             raise ModelRefused(str(error)) from error
+        if renews_rates(self.plan, self.source.plan):
+            state = with_rates_of(self.plan, share.layout, state)
         return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {}, rounds=rounds if last else ())
 
     @property

@@ -23,7 +23,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync, write_file, write_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
+from stageline.workers.runs.metrics import EVALUATIONS, METRICS, carry_lines
 from stageline.workers.runtime.progress import Progress
 
 from .directory import FOLDER, SnapshotDirectory, SnapshotFailed
@@ -146,14 +146,29 @@ def begin_from_saved(plan: Plan, folder: Path) -> str:
     `FolderUnusable`, or `OSError`.
     """
     runs.require_same_plan(plan, folder)
-    saved = read_saved(folder)
+    return begin_from(plan, folder, read_saved(folder))
+
+
+def begin_from(plan: Plan, folder: Path, saved: SavedRun) -> str:
+    """Make the folder of a new run of `plan` that continues a checkpoint; return the run's id.
+
+    Args:
+        plan: Plan of both runs.
+        folder: Folder with the checkpoint, in which nothing changes.
+        saved: Run and step of the checkpoint.
+
+    Raises:
+        SnapshotDamaged: A file of the checkpoint was changed.
+        FolderUnusable: The new folder cannot be made.
+        OSError: The checkpoint cannot be read or copied.
+    """
     run = runs.new_id(plan)
     made = runs.make_folder(plan, run)
     theirs, ours = SnapshotDirectory.of(folder, saved.run, plan), SnapshotDirectory.of(made, run, plan)
     try:
         for stage in range(saved.stages):
             _copy(theirs, ours, stage, saved.step)
-        carry_lines(folder, saved.step, made, EVALUATIONS)
+        carry_lines(folder, saved.step, made, METRICS, EVALUATIONS)
         write_json(made / runs.PLAN, plan.as_mapping())
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
@@ -170,7 +185,7 @@ def read_saved(folder: Path) -> SavedRun:
 
 
 def _copy(theirs: SnapshotDirectory, ours: SnapshotDirectory, stage: int, step: int) -> None:
-    """Copy one snapshot to the new run, and write that run's id into it. Raises `SnapshotDamaged`."""
+    """Copy one snapshot to the new run, which has made no calls, and write its id into it. Raises `SnapshotDamaged`."""
     source, target = theirs.path(stage, step), ours.path(stage, step)
     if found := theirs.verify(stage, step):
         raise SnapshotDamaged(source, found)
@@ -179,5 +194,6 @@ def _copy(theirs: SnapshotDirectory, ours: SnapshotDirectory, stage: int, step: 
     for name in manifest.files:
         shutil.copyfile(source / name, target / name)  # not its permissions: what is saved may be read-only
         sync(target / name)
-    write_manifest(target, msgspec.structs.replace(manifest, run=ours.origin.run, sha256=UNSEALED))
+    begun = {"run": ours.origin.run, "calls": 0, "evaluations": 0}
+    write_manifest(target, msgspec.structs.replace(manifest, **begun, sha256=UNSEALED))
     sync(target)

@@ -110,7 +110,7 @@ def prepare_launch(
     plan, arguments = plan.with_memory(memory), [*arguments, *memory_arguments(memory)]
     differs = resume is not None and bool(runs.differences_from(plan.with_known_stages(), runs.folder(plan, name)))
     tried = try_plan(plan, arguments, spawn, layouts=differs)
-    if resume is not None and not differs and plan.data.check:
+    if resume is not None and (not differs or runs.lengthens(plan, runs.folder(plan, name))) and plan.data.check:
         demand_same_data(runs.folder(plan, name), tried.transcript)
     expected = tried.estimate
     if tried.cut is not None:

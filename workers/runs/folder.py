@@ -138,18 +138,29 @@ class NoSuchRun(StagelineError):
 
 
 def run_to_resume(plan: "plans.Plan", run: str) -> str:
-    """Return the run to resume: `run`, or for "" the newest unfinished one of the plan's name. Raises `NoSuchRun`."""
+    """Return the run to resume: `run`, or for "" the newest unfinished one of the plan's name.
+
+    A finished run can be resumed by a plan with more steps. Raises `NoSuchRun`.
+    """
     if run and not is_run(folder(plan, run)):
         raise NoSuchRun(f"there is no run {run} in {plan.run.dir}; `stageline train` without --resume begins one")
-    if run and (folder(plan, run) / RESULT).exists():
+    if run and (folder(plan, run) / RESULT).exists() and not lengthens(plan, folder(plan, run)):
         raise NoSuchRun(
             f"run {run} has finished: `stageline status {folder(plan, run)}` shows its result; leave out --resume to "
-            "begin another"
+            "begin another, or name more steps, such as --set run.epochs=800, to go on with this one"
         )
-    unfinished = [each.name for each in _begun(plan.run.dir, f"{plan.run.name}-") if not (each / RESULT).exists()]
-    if not run and not unfinished:
-        raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")
-    return run or unfinished[-1]
+    if run:
+        return run
+    begun = _begun(plan.run.dir, f"{plan.run.name}-")
+    unfinished = [each.name for each in begun if not (each / RESULT).exists()]
+    if found := unfinished or [each.name for each in begun if lengthens(plan, each)]:
+        return found[-1]
+    raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")
+
+
+def lengthens(plan: "plans.Plan", folder: Path) -> bool:
+    """Return True if `plan` has more steps or epochs than the plan of the run in `folder`."""
+    return any(each.lengthens for each in differences_from(plan.with_known_stages(), folder))
 
 
 def require_same_plan(plan: "plans.Plan", folder: Path) -> None:

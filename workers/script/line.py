@@ -52,8 +52,8 @@ class Line(AbstractContextManager["Line"]):
         stages: Number of stages, instead of `cut`.
         placement: Stages of each worker, such as [[0, 2], [1, 3]]; None for one worker for each stage.
         schedule: Name from `schedule_names()`, or a function that lists the actions.
-        microbatches: Number of microbatches that each batch is split into. Their rows differ by at most one; with fewer
-            rows than microbatches some are empty, and are computed all the same. A plan refuses such a batch size.
+        microbatches: Number of microbatches that each batch is split into. Their rows differ by at most one; those
+            without rows, of a batch with fewer rows than microbatches, are not computed.
         accumulate: Number of batches per step.
         window: One number for each stage, for the schedule "window" and optionally for "zb-h1".
         seed: Seed of the layers' random numbers.
@@ -110,13 +110,13 @@ class Line(AbstractContextManager["Line"]):
         """Continue the run in the folder `saved`, at its newest complete checkpoint; `position` tells the step.
 
         Args:
-            saved: Folder of a run that ended early or is about to end, or a folder that `save` wrote.
+            saved: Folder of a run, or a folder that `save` wrote. A run that has finished goes on as a new run.
             model: Model that the run began with.
             **arguments: Arguments that the run began with. `cut`, `stages`, `placement`, `schedule` and `window` may
                 differ if the run's workers are on this machine; other differences are refused.
 
         Raises:
-            NoSuchRun: `saved` cannot be continued, or its run has finished. Other errors are those of `Line`.
+            NoSuchRun: `saved` cannot be continued. Other errors are those of `Line`.
 
         Example:
             with Line.resume("runs/line-20261122-083857-f5f1", build, cut=[6], loss=loss, optimizer=optimizer) as line:

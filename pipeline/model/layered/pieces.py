@@ -22,6 +22,7 @@ from stageline.pipeline.code_lines import CodeLine, users_line
 
 from .export import Forward
 from .traced_layer import TracedPiece
+from .views import derive_views, memory_of
 
 Value = TypeVar("Value")
 
@@ -38,6 +39,7 @@ def pieces_of(forward: Forward, names: Sequence[str]) -> list[TracedPiece]:
     """Return the pieces of the layers called `names`, in that order. Takes the markers out of the graph."""
     numbers = _numbers(forward, {name: number for number, name in enumerate(names)})
     _remove_markers(forward.graph)
+    derive_views(forward, numbers, len(names) - 1)
     split = split_module(
         forward.graph, forward.graph, numbers.__getitem__, keep_original_order=True, keep_original_node_name=True
     )
@@ -166,21 +168,10 @@ def one_memory(nodes: Sequence[Node]) -> str:
     """Return, as text, the first two of `nodes` with tensors that begin at one address; "" if there are none."""
     seen: dict[tuple[int, str], Node] = {}
     for node in nodes:
-        for place in _places(node):
+        for place in memory_of(node):
             if (first := seen.setdefault(place, node)) is not node:
                 return f"{_shown(first)} and {_shown(node)}"
     return ""
-
-
-def _places(node: Node) -> Iterator[tuple[int, str]]:
-    """Yield the memory and the offset at which each tensor of the node begins.
-
-    An offset may be a formula of the number of rows.
-    """
-    found = node.meta.get("val")
-    for value in found if isinstance(found, tuple | list) else (found,):
-        if isinstance(value, torch.Tensor) and torch._C._has_storage(value):
-            yield value.untyped_storage()._cdata, str(value.storage_offset())
 
 
 def _shown(node: Node) -> str:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint
+from stageline.workers.checkpoint.saved import SAVED, SavedRun
+from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, note_best, source_in
 from stageline.workers.disk.atomic_file import persist_json
-from stageline.workers.runs.folder import RESULT, Result
+from stageline.workers.runs.folder import PLAN, RESULT, Result
 from support.small_plans import plan
 
 KEEPS = {"evaluation": {"every": 3, "keep_best": True}}
@@ -35,6 +36,22 @@ def test_the_best_of_a_finished_run_is_that_of_its_result(
 ) -> None:
     finish(tmp_path, best)
     assert source(tmp_path, KEEPS).best == step
+
+
+def test_the_best_of_a_scripts_run_is_where_the_note_in_its_folder_says(tmp_path: Path) -> None:
+    run, kept = tmp_path / "runs" / "small-1", tmp_path / "best"
+    for folder in (run, kept):
+        persist_json(folder / PLAN, plan().resolved(2).as_mapping())
+    persist_json(kept / SAVED, SavedRun("small-1", 4, 2))
+    note_best(run, kept)
+    found, step = source_in(run).best_checkpoint()
+    assert (found.folder.resolve(), step) == (kept.resolve(), 4)
+    persist_json(kept / SAVED, SavedRun("small-2", 6, 2))
+    with pytest.raises(NoCheckpoint, match="that of run small-2 is there"):
+        source_in(run).best_checkpoint()
+    (kept / SAVED).unlink()
+    with pytest.raises(NoCheckpoint, match=r"was kept at .*/best, and it is not there"):
+        source_in(run).best_checkpoint()
 
 
 def test_a_run_of_which_no_checkpoint_is_here_has_no_best_yet(tmp_path: Path) -> None:

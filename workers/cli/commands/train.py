@@ -17,7 +17,7 @@ from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras import drawing as timetable
-from stageline.workers.runs.folder import RESULT
+from stageline.workers.runs.folder import RESULT, folder, lengthens
 from stageline.workers.runs.owner import StartingRun
 
 from .plan import chosen_lines, tight_lines
@@ -52,7 +52,8 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
     flag_value="",
     callback=options.run_id,
     shell_complete=completion.run_ids,
-    help="Continue a stopped run, also with another cut, schedule or workers. Default: the plan's newest.",
+    help="Continue a stopped run, also with another cut, schedule or workers, or any run with more steps. Default: the "
+    "plan's newest.",
 )
 @click.option(
     "--spares", type=click.IntRange(min=0), default=0, help="Number of spare workers, each ready to replace a lost one."
@@ -104,7 +105,8 @@ def _train(
 
         launch = prepare_launch(plan, arguments, processes, resume, spares, starting.id)
         if launch.run != starting.id:
-            say(f"stageline: run {starting.id} goes on in another layout, as {launch.run}", err=True)
+            how = "with more steps" if lengthens(launch.plan, folder(plan, starting.id)) else "in another layout"
+            say(f"stageline: run {starting.id} goes on {how}, as {launch.run}", err=True)
             starting.move_to(launch.run)
     options.warn(launch.warnings[len(plan.warnings) :])
     tight = tight_lines(launch.memory, launch.workers) if launch.memory else ()

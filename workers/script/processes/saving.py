@@ -19,11 +19,13 @@ from stageline.workers.checkpoint.saved import (
     NOTHING_TRAINED,
     NotSaved,
     SavedRun,
+    begin_from,
     begin_from_saved,
     complete_draft,
     draft_folder,
     is_saved,
 )
+from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import BEST, source_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
@@ -95,8 +97,8 @@ def save_checkpoint(
 def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[StageLayout]]) -> str:
     """Return the id of the run to continue.
 
-    It is the run in `folder`; a new run if a checkpoint was saved there, or if `plan` cuts or places the stages
-    differently. The new run begins with the old one's state.
+    It is the run in `folder`; a new run if that has finished, if a checkpoint was saved there, or if `plan` cuts or
+    places the stages differently. The new run begins with the old one's state.
 
     Args:
         plan: Plan of the script.
@@ -107,9 +109,12 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
         NoSuchRun: Neither is in `folder`. Errors of `begin_from_saved` and `continued` are raised, too.
     """
     saved = is_saved(folder)
-    kept = folder if saved else runs.folder(plan, begun_run(plan, folder))
+    kept = folder if saved else runs.folder(plan, known_run(plan, folder))
+    over = not saved and (kept / runs.RESULT).exists()
+    if over:
+        _demand_checkpoint(folder, kept)
     if not runs.differences_from(plan, kept):
-        run = begin_from_saved(plan, folder) if saved else kept.name
+        run = begin_from_saved(plan, folder) if saved else _begin_from_end(plan, kept) if over else kept.name
         _carry_records(kept, runs.folder(plan, run))
         return run
     source = source_in(kept)
@@ -117,9 +122,33 @@ def run_to_resume(plan: Plan, folder: Path, layouts: Callable[[], Sequence[Stage
         return kept.name
     if not saved:
         await_former_processes(kept, plan.recovery.lease)
-    run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved else "")
+    run = continued(plan, source, layouts(), say, runs.new_id(plan) if saved or over else "")
     _carry_records(kept, runs.folder(plan, run))
     return run
+
+
+def _demand_checkpoint(named: Path, kept: Path) -> None:
+    """Raise `NoSuchRun` if the finished run in `kept`, which the script calls `named`, has no checkpoint."""
+    if not source_in(kept).complete:
+        raise runs.NoSuchRun(
+            f'resume = "{named}": that run has finished, and has no checkpoint to go on from; load_weights("{kept}") '
+            "has its weights. Line(...) begins another"
+        )
+
+
+def _begin_from_end(plan: Plan, kept: Path) -> str:
+    """Begin a new run from the newest whole checkpoint of the finished run in `kept`, and return its id.
+
+    Raises `SnapshotDamaged` if all are damaged.
+    """
+    source, problems = source_in(kept), list[str]()
+    for step in source.complete:
+        try:
+            return begin_from(plan, kept, SavedRun(kept.name, step, source.stages))
+        except SnapshotDamaged as damage:
+            problems += damage.problems
+            say(str(damage))
+    raise SnapshotDamaged(source.snapshots.folder, problems)
 
 
 def _carry_records(before: Path, now: Path) -> None:
@@ -130,17 +159,29 @@ def _carry_records(before: Path, now: Path) -> None:
 
 
 def begun_run(plan: Plan, folder: Path) -> str:
-    """Return the id of the unfinished run in `folder`. Raises `NoSuchRun`.
+    """Return the id of the unfinished run in `folder`, whose workers are on other machines. Raises `NoSuchRun`.
 
     `folder` is a run's folder in the plan's folder of runs, or only its name.
     """
-    kept = runs.folder(plan, folder.name)
-    here = len(folder.parts) == 1 or folder.resolve() == kept.resolve()
     if is_saved(folder):
         raise runs.NoSuchRun(
             f'resume = "{folder}": a checkpoint was saved there, which workers on other machines do not have. Leave '
             "out broker= to go on from it with processes of this machine"
         )
+    run = known_run(plan, folder)
+    kept = runs.folder(plan, run)
+    if (kept / runs.RESULT).exists():
+        raise runs.NoSuchRun(
+            f'resume = "{folder}": that run has finished; load_weights("{kept}") has its weights. Line(...) begins '
+            "another, and without broker=, processes of this machine go on with it from their own checkpoints"
+        )
+    return run
+
+
+def known_run(plan: Plan, folder: Path) -> str:
+    """Return the id of the run in `folder`, which may have finished. Raises `NoSuchRun`."""
+    kept = runs.folder(plan, folder.name)
+    here = len(folder.parts) == 1 or folder.resolve() == kept.resolve()
     if not here and runs.is_run(folder):
         raise runs.NoSuchRun(
             f'resume = "{folder}": this line has its runs in folder = "{plan.run.dir}". Pass '
@@ -150,10 +191,5 @@ def begun_run(plan: Plan, folder: Path) -> str:
         raise runs.NoSuchRun(
             f'resume = "{folder}": there is no run of that name in folder = "{plan.run.dir}", and no saved checkpoint. '
             "Line(...) begins a run"
-        )
-    if (kept / runs.RESULT).exists():
-        raise runs.NoSuchRun(
-            f'resume = "{folder}": that run has finished; load_weights("{kept}") has its weights. Line(...) begins '
-            "another"
         )
     return folder.name

@@ -227,27 +227,6 @@ def test_a_hook_that_is_registered_after_tracing_is_refused_and_one_before_is_in
         cut_model(layers)
 
 
-class Viewing(nn.Module):
-    """Its last layer needs what the first one gives, and a view of that, or a copy of the view."""
-
-    def __init__(self, copy: bool) -> None:
-        super().__init__()
-        self.first, self.last, self.copy = nn.Linear(2, 2), nn.Linear(2, 2), copy
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        turned = x.view(-1, 1, 2)
-        return self.last(turned.clone() if self.copy else turned).squeeze(1) + x
-
-
-@pytest.mark.parametrize("where", [{"cut": ["last"]}, {"stages": 2}])
-def test_a_cut_that_a_tensor_and_a_view_of_it_would_cross_is_refused(where: dict[str, Any]) -> None:
-    reason = r"no stage can begin with last: .*view.default in .*test_traced_layers.py, line \d+\) and linear.*clone"
-    with pytest.raises(ModelRefused, match=reason):
-        cut_model(traced(Viewing(copy=False), torch.ones(2, 2)), **where)
-    assert len(cut_model(traced(Viewing(copy=True), torch.ones(2, 2)), **where)) == 2
-
-
 def test_a_model_without_a_module_that_is_called_once_has_no_layers():
     with pytest.raises(ModelRefused, match="calls none of its modules exactly once"):
         traced(nn.Flatten(), torch.ones(2, 2))

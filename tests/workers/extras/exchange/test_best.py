@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from stageline import Callback, Line, StagelineError, WeightsUnusable, load, load_weights
 from support.workspace import Workspace
 
+pytestmark = pytest.mark.slow
+
 KEEP = ("evaluation.every=1", "evaluation.keep_best=true", "optimizer.lr=3.0", "data.check=false")
 
 
@@ -113,7 +115,6 @@ def test_another_run_that_keeps_its_best_at_the_same_place_is_not_taken_for_this
     assert same(load_weights(second.folder, best=True), kept.weights)
 
 
-@pytest.mark.slow
 def test_a_script_that_goes_on_in_another_layout_has_its_best_still(workspace: Workspace) -> None:
     best, runs = workspace.folder / "best", workspace.folder / "runs"
     line = Line(build, cut=[2], folder=runs, **SETTINGS)

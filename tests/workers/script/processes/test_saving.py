@@ -62,7 +62,10 @@ def test_a_run_that_cannot_be_resumed_is_told_in_the_scripts_words(tmp_path: Pat
     write_json(runs / "line-1" / PLAN, here.as_mapping())
     assert run_to_resume(here, runs / "line-1", list) == "line-1"
     (runs / "line-1" / RESULT).write_text("{}")
-    with pytest.raises(NoSuchRun, match=r"has finished; load_weights.* has its weights. Line\(\.\.\.\) begins another"):
+    no_checkpoint = (
+        r"has finished, and has no checkpoint .* load_weights.* has its weights. Line\(\.\.\.\) begins another"
+    )
+    with pytest.raises(NoSuchRun, match=no_checkpoint):
         run_to_resume(here, runs / "line-1", list)
 
 
