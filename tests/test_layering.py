@@ -123,6 +123,7 @@ PUBLIC = (
     "workers/runs/records.py",
     "workers/runs/owner.py",
     "workers/runtime/executor.py",
+    "workers/runtime/left_out.py",  # the mark in place of activations
     "workers/runtime/worker_feature.py",  # the protocol of a worker's features
 )
 

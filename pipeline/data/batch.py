@@ -31,8 +31,7 @@ class Microbatch(msgspec.Struct, frozen=True):
         targets: Targets, a tree of tensors of shape (rows, ...).
         rows: Number of rows.
         share: Weight of the microbatch's mean loss in the step's loss: its fraction of the step's rows, so that the
-            weighted losses add up to the mean. 1 in a step without rows: gradients are zeros, and losses are left out
-            of every sum.
+            weighted losses add up to the mean. Of no use without rows: no stage computes such a microbatch.
     """
 
     inputs: Tree

@@ -70,7 +70,7 @@ class PlainLoop:
         rows, layers = sum(len(x) for x, _ in batches), self._layers_that_are_read()
         parts = [part for batch in batches for part in self._parts(*batch)]
         for microbatch, (inputs, targets) in enumerate(parts):
-            if not self.left_out(targets):
+            if len(targets) and not self.left_out(targets):
                 with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast, cache_enabled=False):
                     loss = self.loss(self._forward(layers, inputs, microbatch), targets)
                 loss = loss * (len(inputs) / rows)

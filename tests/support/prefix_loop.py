@@ -38,16 +38,18 @@ def train_cached(
                 *(each.tensor_split(recipe.microbatches) for each in (inputs, targets, samples(step))), strict=True
             )
             for microbatch, (x, target, numbers) in enumerate(places):
+                if not len(x):
+                    continue
                 place = f"{recipe.seed}/{step}/{microbatch}"
                 if step < epoch:
                     output = _run(prefix, x.clone(), place)
                     rows |= {number: _row(output, at) for at, number in enumerate(numbers.tolist())}
                 else:
-                    output = _stacked([rows[number] for number in numbers.tolist()], rows[0])
+                    output = _stacked([rows[number] for number in numbers.tolist()])
                 share = len(x) / len(inputs)
                 loss = recipe.loss(_run(suffix, output, place, layers), target) * share
                 torch.autograd.backward(loss)
-                found += [loss.detach()] if len(x) else []
+                found.append(loss.detach())
             losses.append(reduce(torch.add, found).item())
             _update(model, optimizers)
             after_step(step + 1, model)
@@ -62,11 +64,12 @@ def _row(output: Any, at: int) -> Any:
     return tuple(_row(part, at) for part in output) if isinstance(output, tuple) else output
 
 
-def _stacked(rows: list[Any], like: Any) -> Any:
+def _stacked(rows: list[Any]) -> Any:
+    like = rows[0]
     if isinstance(like, Tensor):
-        return torch.stack(rows) if rows else like.new_empty(0, *like.shape)
+        return torch.stack(rows)
     if isinstance(like, dict):
-        return {key: _stacked([row[key] for row in rows], part) for key, part in like.items()}
+        return {key: _stacked([row[key] for row in rows]) for key in like}
     if isinstance(like, tuple):
-        return tuple(_stacked([row[place] for row in rows], part) for place, part in enumerate(like))
+        return tuple(_stacked([row[place] for row in rows]) for place in range(len(like)))
     return like

@@ -148,11 +148,12 @@ def _accumulate(recipe: Recipe, model: nn.Sequential, step: int) -> float | None
     count, losses, whole = len(inputs), [], []
     slices = zip(inputs.tensor_split(recipe.microbatches), targets.tensor_split(recipe.microbatches), strict=True)
     for microbatch, (x, target) in enumerate(slices):
+        if not len(x):
+            continue
         loss = recipe.loss(_run(model, x, f"{recipe.seed}/{step}/{microbatch}"), target)
-        loss = loss * (len(x) / count if count else 1.0)
+        loss = loss * (len(x) / count)
         whole.append(loss)
-        if len(x):
-            losses.append(loss.detach())
+        losses.append(loss.detach())
     for loss in reversed(whole) if recipe.descending else whole:
         torch.autograd.backward(loss)
     return reduce(torch.add, losses).item() if losses else None
@@ -192,6 +193,10 @@ def _version(layers: nn.Sequential) -> nn.Sequential:
 
 def _pass(recipe: Recipe, stages: list[_Stashing], step: int) -> float | None:
     x, target = recipe.batch(step)
+    if not len(target):
+        for stage in stages:
+            stage.update()
+        return None
     received, sent = [], []
     for stage in stages:
         received.append(x.detach().requires_grad_(x.requires_grad))
@@ -204,7 +209,7 @@ def _pass(recipe: Recipe, stages: list[_Stashing], step: int) -> float | None:
             torch.autograd.backward(output, gradient)
         gradient = given.grad
         stage.update()
-    return sent[-1].item() if len(target) else None
+    return sent[-1].item()
 
 
 def _unsplit(recipe: Recipe) -> nn.Sequential:

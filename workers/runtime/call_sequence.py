@@ -21,6 +21,7 @@ from stageline.pipeline.tree import Tree
 from .call_source import CallSource, Keep, LoopParts, SaveStages
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, answers, decode_call, instructions_of
 from .executor import Executor
+from .left_out import is_left_out
 from .orders import FixedSchedule
 from .progress import CallWait
 
@@ -119,7 +120,8 @@ class CallSequence:
 
     def evaluated(self, stage: int, output: Tree) -> None:
         """Note that `stage` has run a microbatch of the open call forward, with this output."""
-        if self.open is not None and self.open.kind is CallKind.PREDICT and stage == self._program.last:
+        wanted = self.open is not None and self.open.kind is CallKind.PREDICT and stage == self._program.last
+        if wanted and not is_left_out(output):
             self._outputs.append(output)
 
     @property

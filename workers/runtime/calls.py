@@ -32,7 +32,7 @@ import msgspec
 from torch import Tensor
 
 from stageline.broker.codec.structure import emptied, is_emptied, rest_of
-from stageline.pipeline.data import Batch, Microbatch, cut, cut_step, split_batch
+from stageline.pipeline.data import Batch, Microbatch, cut, cut_step, rows, split_batch
 from stageline.pipeline.errors import DataError, StagelineError
 from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.tree import Tree, describe, tensors
@@ -298,7 +298,7 @@ def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microba
     """Return the microbatches of a call's batch, or of all batches of its step, as far as this worker has them.
 
     If only one of inputs and targets is sent to this worker, it stands in for the other so that rows and shares can be
-    counted; its values are not used. The batch of a PREDICT call counts no rows.
+    counted; its values are not used. Without rows, microbatches of a PREDICT call count as one each, to be computed.
 
     Args:
         call: The call. A kind that takes no batch has no microbatches.
@@ -311,9 +311,11 @@ def cut_call(call: Call, microbatches: int, accumulate: int = 1) -> list[Microba
     inputs, targets, count = call.inputs, call.targets, microbatches * accumulate
     if not call.kind.takes_batch:
         return []
-    if call.kind is CallKind.PREDICT or (inputs is None and targets is None):
-        slices = [None] * count if inputs is None else split_batch(inputs, count)
-        return [Microbatch(each, None, 0, 1.0) for each in slices]
+    if inputs is None and targets is None:
+        return [Microbatch(None, None, 0, 1.0)] * count
+    if call.kind is CallKind.PREDICT:
+        least = 0 if rows(inputs) else 1  # what the model returns for no rows has a shape, too
+        return [Microbatch(each, None, max(rows(each), least), 1.0) for each in split_batch(inputs, count)]
     given: Batch = targets if inputs is None else inputs, inputs if targets is None else targets
     if call.kind is CallKind.TRAIN and accumulate > 1:
         return cut_step(batches_of_step(*given, accumulate), microbatches)

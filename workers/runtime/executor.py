@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ from stageline.pipeline.tree import Tree, describe, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
 
 from .forked_copy import end_copy
+from .left_out import LeftOut
 from .losses import ComputeFailed, Culprit, StepLosses
 from .replicas import SummedReplicas
 
@@ -131,6 +133,7 @@ class Executor:
         self.metrics = metrics
         self._replicas = replicas or Replicas.single(last + 1)
         self.losses = StepLosses(last, stages, self._replicas)
+        self.left_out = LeftOut(last, self.losses)
         self.loss: float | None = None  # of the last step, on the worker that has the last stage
         self.gradient_norm: float | None = None  # likewise, if gradients are clipped
         self.rows = 0  # likewise
@@ -158,7 +161,8 @@ class Executor:
         table: dict[tuple[int, str], Compute] = {}
         for (copy, kind), compute in self.computes.items():
             stage = self.stages[copy]
-            table[copy, kind] = compose(features, stage, kind, _naming_failures(stage, compute))
+            within_rows = self.left_out.around(stage, kind, compute, partial(self._is_empty, stage))
+            table[copy, kind] = compose(features, stage, kind, _naming_failures(stage, within_rows))
 
         def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             action = instruction.action
@@ -252,11 +256,20 @@ class Executor:
         first, last = stage.index == 0, stage.index == self.last
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
-        stage.now_at(DATA)
-        ask = self.feed.held_out_microbatch if instruction.evaluates else self.feed.microbatch
-        supplied = ask(instruction.step, instruction.action.microbatch)
+        supplied = self._supplied(self.feed, stage, instruction)
         inputs = supplied.inputs if first else received[0]
         return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
+
+    def _supplied(self, feed: MicrobatchSource, stage: Stage, instruction: Instruction) -> Microbatch:
+        stage.now_at(DATA)
+        ask = feed.held_out_microbatch if instruction.evaluates else feed.microbatch
+        return ask(instruction.step, instruction.action.microbatch)
+
+    def _is_empty(self, stage: Stage, instruction: Instruction) -> bool:
+        """Return True if the feed gives the microbatch of a first stage's forward without rows."""
+        if self.feed is None or (instruction.evaluates and self.gives_up):
+            return False
+        return not self._supplied(self.feed, stage, instruction).rows
 
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         self.gives_up = self.gives_up or any(map(is_emptied, received))
@@ -265,7 +278,7 @@ class Executor:
         given = self._given(stage, instruction, received)
         step, number = instruction.step, instruction.action.microbatch
         output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received), ema=self._ema)
-        if stage.index == self.last and given.rows:
+        if stage.index == self.last and given.targets is not None and given.rows:
             self._measure(stage, output, given)
         return output
 

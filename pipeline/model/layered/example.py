@@ -153,8 +153,9 @@ class Example:
         return tuple(given[path] for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))  # type: ignore[misc]
 
     def _check_rows(self, count: int, microbatches: int) -> None:
-        sizes = (count // microbatches, -(-count // microbatches))
-        wrong = [size for size in sizes if not self.rows.has(size)]
+        most = -(-count // microbatches)
+        least = count // microbatches or most  # empty microbatches are not computed
+        wrong = [size for size in (least, most) if not self.rows.has(size)]
         if not wrong:
             return
         title = next(_title(path) for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))
@@ -170,7 +171,7 @@ class Example:
         return f": {_MORE_ROWS if count < self.rows.least else _FEWER_ROWS}"
 
 
-_ONE_ROW = "its example has 1. Give an example of 2 rows or more, or every batch as many rows as microbatches"
+_ONE_ROW = "its example has 1. Give an example of 2 rows or more, or no batch more rows than microbatches"
 _ONE_SIZE = (
     "its forward needs that number. Give an example with the rows of one microbatch, and all batches the rows of their "
     "microbatches; or let the forward take x.shape[0] where it takes len(x)"

@@ -26,6 +26,7 @@ from torch.fx import GraphModule
 from stageline.pipeline.errors import ModelRefused, raised_by_user_code
 from stageline.pipeline.tree import Tree, leaves, map_leaves
 
+from .as_in_eager import as_in_eager
 from .example import Example
 from .output import COMPUTED, COMPUTED_KINDS, plain_output
 from .refusal import does_not_fit, own_error, refused
@@ -105,7 +106,8 @@ class _Called(torch.nn.Module):
     def forward(self, *given: torch.Tensor) -> tuple[Any, ...]:
         """Call the model, record its output, and return the computed leaves."""
         self.record.calls.clear()  # torch.export may call more than once
-        output = plain_output(self.example.call(self.model, given))
+        with as_in_eager():
+            output = plain_output(self.example.call(self.model, given))
         self.record.end(output)
         return tuple(leaf for _, leaf in leaves(output) if isinstance(leaf, COMPUTED_KINDS))
 

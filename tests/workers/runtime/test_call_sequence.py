@@ -146,7 +146,8 @@ def test_evaluation_is_that_of_the_unsplit_model_in_evaluation_mode(make) -> Non
 def test_evaluation_without_rows_measures_nothing(make) -> None:
     run = make(metrics={"accuracy": accuracy})
     assert run.evaluate(torch.zeros(0, 6), torch.zeros(0, dtype=torch.int64)) == {"rows": 0, "loss": None}
-    assert [len(part) for part in run.predict(torch.zeros(1, 6))] == [1, 0, 0]
+    assert [len(part) for part in run.predict(torch.zeros(1, 6))] == [1]
+    assert [len(part) for part in run.predict(torch.zeros(0, 6))] == [0, 0, 0]
 
 
 def test_steps_may_be_called_for_before_those_before_them_are_done(make) -> None:

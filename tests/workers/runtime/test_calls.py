@@ -73,10 +73,15 @@ def test_rows_and_shares_follow_from_whichever_part_of_the_batch_is_there(kind: 
         assert (one.rows, one.share) == (of_inputs.rows, of_inputs.share) == (of_targets.rows, of_targets.share)
 
 
-def test_what_is_predicted_has_no_rows_to_measure() -> None:
-    parts = cut_call(Call(CallKind.PREDICT, 0, 0, 0, X), 2)
-    assert [len(part.inputs) for part in parts] == [3, 2]
-    assert [part.rows for part in parts + cut_call(Call(CallKind.PREDICT, 0, 0, 0), 2)] == [0] * 4
+def test_what_is_predicted_has_nothing_to_measure_it_by() -> None:
+    parts = cut_call(Call(CallKind.PREDICT, 0, 0, 0, X), 6)
+    assert [(len(part.inputs), part.rows, part.targets) for part in parts] == [(1, 1, None)] * 5 + [(0, 0, None)]
+    assert [part.rows for part in cut_call(Call(CallKind.PREDICT, 0, 0, 0), 2)] == [0] * 2
+
+
+def test_of_a_prediction_without_rows_every_microbatch_is_computed() -> None:
+    parts = cut_call(Call(CallKind.PREDICT, 0, 0, 0, X[:0]), 2)
+    assert [(len(part.inputs), part.rows) for part in parts] == [(0, 1)] * 2
 
 
 def test_a_batch_without_a_common_number_of_rows_is_refused() -> None:

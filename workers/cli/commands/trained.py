@@ -53,7 +53,7 @@ _COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--dev
     cls=Command,
     examples=(
         "stageline predict runs/digits-20260131-101500-1f0c --input x.npy --output y.npy",
-        "stageline predict runs/digits-20260131-101500-1f0c --input x.csv --output y.npy --step 120 --device cpu",
+        "stageline predict runs/digits-20260131-101500-1f0c --input x.csv --output y.csv --step 120 --device cpu",
     ),
     groups={"Plan": ("--plan",), "Data": ("--input", "--output", "--batch-size"), **_COMPUTING},
     codes=codes(ExitCode.REFUSED, failed="a stage failed, or weights are damaged"),
@@ -61,7 +61,7 @@ _COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--dev
 @options.run
 @click.option("--input", "source", type=click.Path(), required=True, help="A .safetensors, .npy, .npz or .csv file.")
 @click.option(
-    "--output", "target", type=click.Path(), required=True, help="A .safetensors or .npy file, written whole."
+    "--output", "target", type=click.Path(), required=True, help="A .safetensors, .npy or .csv file, written whole."
 )
 @_batch_size
 @_workers

@@ -20,13 +20,13 @@ from typing import Any, cast
 
 import torch
 
-from stageline.pipeline.data import Batch, Feed, joined_outputs, rows
+from stageline.pipeline.data import Batch, Feed, joined_outputs
 from stageline.pipeline.errors import DataError, ModelRefused, StagelineError, without_code
 from stageline.pipeline.model.load import base_folder, load_function, load_source
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.stage.layers.loss import Loss
 from stageline.pipeline.stage.stage_update import OptimizerFactory
-from stageline.pipeline.tree import Tree, describe, map_tensors
+from stageline.pipeline.tree import Tree, describe
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras.exchange.load import RunModel
@@ -104,7 +104,7 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             begun = _begun(options)
             self._check, self._run = begun.check_inputs, begun.run
             stack.callback(self._run.discard)
-            self._names, self._least = list(options.named_metrics), model.plan.schedule.in_step
+            self._names = list(options.named_metrics)
             self._stack = stack.pop_all()
 
     def __exit__(self, *_: object) -> None:
@@ -119,17 +119,8 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
 
         Raises `ForwardFailed`, and `DataError` for a batch that cannot be cut into microbatches.
         """
-        sizes: deque[int] = deque()
-
-        def filled() -> Iterator[Batch]:
-            for batch in batches:
-                sizes.append(rows(batch))
-                yield with_rows(batch, self._least), None
-
-        for replies in self._replies(CallKind.PREDICT, filled()):
-            size = sizes.popleft()
-            output = joined_outputs(only(replies))
-            yield output if size >= self._least else _first(output, size, self._least)
+        for replies in self._replies(CallKind.PREDICT, ((batch, None) for batch in batches)):
+            yield joined_outputs(only(replies))
 
     def evaluate(self, batches: Iterable[Batch]) -> Measured:
         """Return the mean loss and metrics over `batches`, pairs of inputs and targets.
@@ -173,23 +164,6 @@ class ForwardRun(AbstractContextManager["ForwardRun"]):
             layer = next((name for name in self._model.layer_names if f"layer {name}:" in reason), None)
             what = "" if layer is None else f". Layer {layer} is {_described(self._model.module, layer)}"
             raise ForwardFailed(f"{reason}{what}. The batch is {describe(inputs)}", error.exit_code) from error
-
-
-def with_rows(batch: Tree, least: int) -> Tree:
-    """Return a batch with at least `least` rows: the last row is repeated for those that are missing.
-
-    Some models do not take the empty microbatches that there would be otherwise. A batch without rows stays as it is.
-    """
-    count = rows(batch)
-    lacking = least - count
-    if not count or lacking <= 0:
-        return batch
-    return map_tensors(lambda tensor: torch.cat([tensor, *[tensor[-1:]] * lacking]), batch)
-
-
-def _first(output: Tree, size: int, least: int) -> Tree:
-    """Return the first `size` rows of an output for `least` rows."""
-    return map_tensors(lambda tensor: tensor[:size] if tensor.shape[:1] == (least,) else tensor, output)
 
 
 def _begun(options: LineCall) -> Begun:

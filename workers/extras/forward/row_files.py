@@ -5,9 +5,9 @@ Rows of inputs are dimension 0:
 x.safetensors    one tensor, or several: a dict by their names; a tuple if those are 0, 1, ...
 x.npy            one array; it is mapped, and read batch by batch, as tensors are
 x.npz            one array, or several, likewise; arr_0, arr_1, ... are a tuple. It is read whole
-x.csv            numbers, separated by commas, a row in each line: float32
+x.csv            numbers, separated by commas, a row in each line: float32, as in csv_rows.py
 
-Predictions have these names in a .safetensors file:
+Predictions have these names in a .safetensors file, and their columns in a .csv file begin with them:
 
 a tensor                          output
 {"logits": ..., "pooled": ...}    logits, pooled
@@ -16,7 +16,6 @@ a tensor                          output
 numpy is imported only for files of its own and text.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -31,10 +30,12 @@ from stageline.pipeline.tree import Tree, describe
 from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, sync
 from stageline.workers.extras.exchange.export import require_absent, write_tensors
 
+from .csv_rows import read_rows, write_columns
+
 INPUTS = (".safetensors", ".npy", ".npz", ".csv")
 
 Read = Callable[[int, int], torch.Tensor]  # the rows from one number up to another, in memory of their own
-OUTPUTS = (".safetensors", ".npy")
+OUTPUTS = (".safetensors", ".npy", ".csv")
 ALONE = "output"  # the name of a prediction that is one tensor
 
 
@@ -126,7 +127,7 @@ def _arrays(path: Path) -> _Found:
     np = numpy(path)
     match path.suffix:
         case ".csv":
-            found = {"csv": _csv(path)}
+            found = {"csv": read_rows(path, np)}
         case ".npy":
             found = {"npy": np.load(path, mmap_mode="r", allow_pickle=False)}
         case _:
@@ -144,22 +145,6 @@ def _of_array(path: Path, name: str, array: Any) -> Read:
     return lambda low, high: torch.from_numpy(np.array(array[low:high], dtype=native, order="C"))
 
 
-def _csv(path: Path) -> Any:
-    """Return the numbers of a file, float32 [rows, columns].
-
-    Raises:
-        ValueError: A line is not a row of numbers (the text tells which), or there is no row.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of a file without rows
-            found = numpy(path).loadtxt(path, delimiter=",", dtype="float32", ndmin=2)
-    except ValueError as error:
-        raise ValueError(f"{str(error).rstrip('.')}. Expected numbers alone, without a line of names") from error
-    if not found.size:
-        raise ValueError("it has no row, so how many columns it has is not known; expected at least one row of numbers")
-    return found
-
-
 def demand_writable(path: Path) -> None:
     """Check, before anything is computed, that predictions can be written to `path`; make its folder.
 
@@ -169,9 +154,9 @@ def demand_writable(path: Path) -> None:
         OSError: No file can be made there.
     """
     if path.suffix not in OUTPUTS:
-        raise DataError(f"predictions are not written to {path}: expected a file of {' or '.join(OUTPUTS)}")
+        raise DataError(f"predictions are not written to {path}: expected a file of {', '.join(OUTPUTS)}")
     require_absent(path)
-    if path.suffix == ".npy":
+    if path.suffix != OUTPUTS[0]:
         numpy(path)
     make_folder(path.absolute().parent)
     draft = draft_of(path)
@@ -187,16 +172,20 @@ def write_outputs(path: Path, outputs: Mapping[str, torch.Tensor]) -> None:
         outputs: Row-major tensors by name.
 
     Raises:
-        DataError: A .npy file cannot hold them: there are several, or numpy lacks the dtype.
+        DataError: A .npy file cannot hold them: there are several, or numpy lacks the dtype. Or they are no columns
+            of a .csv file.
         OSError: The file cannot be written.
     """
     make_folder(path.absolute().parent)
     draft = draft_of(path)
     try:
-        if path.suffix == ".npy":
-            _write_array(draft, outputs)
-        else:
-            write_tensors(draft, outputs)
+        match path.suffix:
+            case ".npy":
+                _write_array(draft, outputs)
+            case ".csv":
+                write_columns(draft, outputs)
+            case _:
+                write_tensors(draft, outputs)
         publish(draft, path)
     finally:
         draft.unlink(missing_ok=True)

@@ -33,6 +33,7 @@ from stageline.pipeline.errors import DataError
 from stageline.pipeline.retry import Note, persist, reason_of
 from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.disk.atomic_file import make_folder, sync
+from stageline.workers.runtime.left_out import LEFT_OUT
 from stageline.workers.runtime.losses import ComputeFailed
 
 from .header import CachedLeaf, CacheHeader, difference, read_header, write_header
@@ -161,6 +162,8 @@ class PrefixCache:
     def rows(self, step: int, microbatch: int) -> Tree:
         """Return the kept rows of a microbatch's samples, as the tree that `keep` was given, in memory of its own.
 
+        Without samples, the microbatch is left out.
+
         Args:
             step: Step of the microbatch.
             microbatch: Number of the microbatch.
@@ -169,6 +172,8 @@ class PrefixCache:
             PrefixCacheFailed: A sample is not in the cache.
         """
         samples = self._numbering.microbatch(step, microbatch)
+        if not len(samples):
+            return LEFT_OUT
         header = self._header
         if header is None or not self._marks.index_select(0, samples).all():
             raise PrefixCacheFailed(

@@ -1,13 +1,10 @@
 """Omission of bad microbatches from the training, where the plan says so.
 
-    stage      0         1 (bad)      2 (last)
-    forward    4  ──────> 4 ─ skip ──>  skip        no layer runs; the loss is not counted
-    backward   None <──── None <─────── None        no gradient: nothing is added up
-
 The stage that finds a microbatch bad decides: in its forward, by an exception or, on the last stage, a loss that is not
-a finite number. The others learn it from what travels in the place of activations and gradients, so all agree. The
-decision is on disk before it is sent, and a replacement of the worker repeats it: an exception need not come twice. In
-a backward it is too late, since the stages after this one have counted the microbatch; the run stops.
+a finite number. The others learn it from what travels in the place of activations and gradients, so all agree
+(`workers/runtime/left_out.py`). The decision is on disk before it is sent, and a replacement of the worker repeats it:
+an exception need not come twice. In a backward it is too late, since the stages after this one have counted the
+microbatch; the run stops.
 """
 
 import math
@@ -28,11 +25,11 @@ from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import write_file
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.left_out import is_left_out
 from stageline.workers.runtime.losses import BadMicrobatch, ComputeFailed, Culprit
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace
 
 FOLDER = "skipped"
-MARK: Tree = {"stageline": "skip"}  # travels in an activation's place
 IN_A_ROW = 10  # as many microbatches are not bad: the model is
 
 log = structlog.get_logger()
@@ -108,17 +105,16 @@ class Skipping(WorkerFeature):
         """
         self._executor = executor
         self._decisions = decisions
-        self._left_out: set[Place] = set()  # between its forward and its backward
         self._in_a_row: Counter[int] = Counter()  # by stage
         self._decided = {place for stage in executor.stages for place in decisions.decided(stage)}
 
     def around(self, stage: Stage, kind: str, compute: Compute) -> Compute:
-        """Return `compute` without bad microbatches, for forwards and backwards; others are unchanged."""
+        """Return `compute` without bad microbatches, for forwards; others are unchanged."""
 
         def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             if instruction.evaluates:
                 return compute(instruction, received)
-            if MARK in received or _place(instruction) in self._decided:
+            if _place(instruction) in self._decided:
                 return self._leave_out(instruction)
             buffers = stage.buffers()
             try:
@@ -130,24 +126,11 @@ class Skipping(WorkerFeature):
                 self._decide(instruction, error)
                 stage.set_buffers(buffers)
                 return self._leave_out(instruction)
-            self._in_a_row[stage.index] = 0
+            if not is_left_out(result):  # of another stage's decision
+                self._in_a_row[stage.index] = 0
             return result
 
-        def backward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            place = _place(instruction)
-            if place not in self._left_out:
-                return compute(instruction, received)
-            if kind != Kind.INPUT:  # its second half is to come
-                self._left_out.remove(place)
-            stage.backward(None, step=place[1], microbatch=place[2])  # drops what the forward may have stashed
-            return None
-
-        match kind:
-            case Kind.FORWARD:
-                return forward
-            case Kind.BACKWARD | Kind.INPUT | Kind.WEIGHT:
-                return backward
-        return compute
+        return forward if kind == Kind.FORWARD else compute
 
     def _demand_finite_loss(self, instruction: Instruction) -> None:
         loss = self._executor.losses.newest if instruction.action.stage == self._executor.last else None
@@ -174,12 +157,9 @@ class Skipping(WorkerFeature):
         log.warning("a bad microbatch is left out", step=place[1], microbatch=place[2], reason=str(error))
 
     def _leave_out(self, instruction: Instruction) -> Tree:
-        stage = instruction.action.stage
-        self._left_out.add(_place(instruction))
-        if stage != self._executor.last:
-            return MARK
-        self._executor.losses.leave_out(instruction.action.microbatch)
-        return None
+        if instruction.action.stage == self._executor.last:
+            self._executor.losses.leave_out(instruction.action.microbatch)
+        return self._executor.left_out.begin(instruction)
 
 
 def skipping(place: WorkerPlace) -> Skipping | None:

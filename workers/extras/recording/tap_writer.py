@@ -29,10 +29,10 @@ from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWr
 from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
+from stageline.workers.runtime.left_out import is_left_out
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, awaited
 
-from .skipping import MARK
 from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
 
 KEY = "taps"  # under which files wait at the writer
@@ -196,12 +196,8 @@ def _collect(layers: Collection[str], found: dict[str, Tensor], layer: str, outp
 
 
 def _is_left_out(result: Tree) -> bool:
-    """Return True if the layers did not run.
-
-    A bad microbatch is skipped, on the last stage with None for its loss; or the script has the result of an evaluation
-    already.
-    """
-    return result is None or (isinstance(result, dict) and result == MARK) or is_emptied(result)
+    """Return True if the layers did not run: the microbatch is left out, or the script has the evaluation's result."""
+    return is_left_out(result) or is_emptied(result)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ import torch
 from stageline import DataError
 from stageline.pipeline.tree import Tree
 from stageline.workers.extras.exchange.load import run_model
-from stageline.workers.extras.forward.forward_run import ForwardFailed, ForwardRun, with_rows
+from stageline.workers.extras.forward.forward_run import ForwardFailed, ForwardRun
 from support.workspace import MODEL, Workspace
 
 TIED = """
@@ -82,13 +82,3 @@ def test_a_loss_that_fails_and_batches_without_a_common_number_of_rows_are_error
         assert run.evaluate([batch]).rows == 3
         with pytest.raises(DataError, match="there are no rows to evaluate"):
             run.evaluate([])
-
-
-def test_a_batch_with_fewer_rows_than_microbatches_is_filled_with_its_last_row() -> None:
-    x = torch.arange(4).reshape(2, 2)
-    filled = with_rows({"x": x, "n": 3}, 4)
-    assert isinstance(filled, dict)
-    assert filled["n"] == 3
-    assert torch.equal(torch.as_tensor(filled["x"]), torch.tensor([[0, 1], [2, 3], [2, 3], [2, 3]]))
-    assert with_rows(x, 2) is x
-    assert with_rows(x[:0], 2).shape == (0, 2)  # type: ignore[union-attr]  # a tensor

@@ -68,7 +68,6 @@ def test_what_is_no_table_of_rows_is_refused_by_name_and_nothing_is_unpickled(tm
     save_file({"x": torch.tensor(1.0)}, tmp_path / "number.safetensors")
     save_file({}, tmp_path / "empty.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(b"\xff" * 20)
-    (tmp_path / "head.csv").write_text("a,b\n1,2\n")
     (tmp_path / "empty.csv").write_text("")
     for name, reason in {
         "object.npy": "Python objects in dtype",
@@ -78,7 +77,6 @@ def test_what_is_no_table_of_rows_is_refused_by_name_and_nothing_is_unpickled(tm
         "empty.safetensors": "has no tensor",
         "cut.safetensors": "cannot be read",
         "empty.csv": "empty.csv cannot be read: it has no row",
-        "head.csv": "could not convert string 'a' .*without a line of names",
         "none.npy": "there is no file",
         "x.pt": r"expected a file of \.safetensors, \.npy, \.npz, \.csv",
     }.items():

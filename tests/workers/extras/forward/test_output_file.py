@@ -61,8 +61,8 @@ def test_what_the_file_cannot_hold_leaves_none_behind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"numpy has no torch\.bfloat16"):
         write_outputs(tmp_path / "y.npy", joined((torch.ones(1, dtype=torch.bfloat16), 1)))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(DataError, match=r"y\.csv: expected a file of \.safetensors or \.npy"):
-        demand_writable(tmp_path / "y.csv")
+    with pytest.raises(DataError, match=r"y\.txt: expected a file of \.safetensors, \.npy, \.csv"):
+        demand_writable(tmp_path / "y.txt")
     (tmp_path / "y.npy").touch()
     with pytest.raises(WeightsUnusable, match="is there already"):
         demand_writable(tmp_path / "y.npy")

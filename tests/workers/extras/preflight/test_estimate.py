@@ -80,7 +80,7 @@ def test_the_last_batch_of_an_epoch_and_of_what_is_held_out_have_rows_that_a_tra
         .replace("from torch", "import torch\nfrom stageline import traced\nfrom torch")
     )
     for steps, name in ((6, r"batch\(5\)"), (4, "the last batch of the rows held out")):
-        with pytest.raises(DataError, match=rf"^{name}: the input has 0 rows in a microbatch \(2 rows in 3 micro"):
+        with pytest.raises(DataError, match=rf"^{name}: the input has 1 row in a microbatch \(2 rows in 3 micro"):
             estimate(read_plan(workspace.folder, sets=[f"run.steps={steps}"]))
     assert estimate(read_plan(workspace.folder, sets=["data.batch_size=8"])).steps == 6
 
