@@ -140,7 +140,7 @@ def test_a_fit_with_more_epochs_goes_on_with_a_script_s_run_that_has_finished(
     assert line.folder is not None
     finished = load_weights(line.folder)
     with Line.resume(line.folder, build, cut=cut, folder=runs, **ARGUMENTS) as again:
-        assert again.position in (6, 8)  # the newest checkpoint
+        assert again.position == 8  # the end has a checkpoint, although 8 is no multiple of 3
         fitted = again.fit(loader, epochs=5, **options)
         assert all(torch.equal(wanted[name], found) for name, found in again.state_dict().items())
     assert fitted.evaluations == whole.evaluations
