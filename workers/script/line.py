@@ -25,7 +25,7 @@ from .calls.calls import Replies, StepLoss, UnansweredCalls, copied, only, total
 from .calls.page import Seen, Timetable, page
 from .checks import TARGETS, batches_of, demand_batch
 from .first_batch import begin_line
-from .fit_batches import FitBatches, end_of, held_out_of, steps_from, steps_of_epoch
+from .fit_batches import FitBatches, end_of, held_out_of, known_epoch, steps_from, steps_of_epoch
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
@@ -78,7 +78,7 @@ class Line(AbstractContextManager["Line"]):
         weights: File or folder from which each worker reads its stages' weights; a function that makes the model is
             then called without memory for parameters.
         accept_difference: Train a traced model although its graphs were found to differ from its forward.
-        progress: Draw progress on stderr; None draws if stderr is a terminal.
+        progress: Draw progress on stderr; None draws on a terminal and in a notebook.
 
     Raises:
         ModelRefused: An argument that describes the computation cannot work.
@@ -209,7 +209,7 @@ class Line(AbstractContextManager["Line"]):
             metric: Value that evaluations are compared by.
             better: "lower" or "higher"; required for every metric but the loss.
             patience: Number of evaluations in a row without an improvement after which the fit ends.
-            best: Path at which the best checkpoint is kept, for `Line.resume`.
+            best: Path at which the best checkpoint is kept, for `Line.resume` and `load_weights(folder, best=True)`.
             callbacks: Objects of classes derived from `Callback`.
             targets: Key of the targets in batches that are dicts; the inputs are the dict without it.
 
@@ -240,8 +240,9 @@ class Line(AbstractContextManager["Line"]):
         measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
         self._epoch = length("lr_every") if self._counts_epochs else 0
+        self._seen.begin_fit(end, known_epoch(batches, self._options.accumulate), metric)
         try:
-            return Fit(self, each, wanted, self._evaluations, self._fits, measure, end).run()
+            return Fit(self, each, wanted, self._evaluations, self._fits, measure, end, self._seen.evaluated).run()
         finally:
             self._epoch = 0
 
