@@ -50,7 +50,12 @@ def demand_continuable(plan: Plan, source: CheckpointSource, found: Sequence[Dif
     if plan.shares or source.plan.shares:
         raise _refused(source, "it has replicas of a stage; begin another run")
     scheduler = plan.lr_scheduler
-    if scheduler is None or scheduler.factory.removeprefix(_TORCH) in _ENDLESS or any(each.of_rates for each in found):
+    renewed = any(each.of_rates for each in found)
+    if renewed and scheduler is not None and scheduler.every == "evaluation":
+        raise _refused(source, "its learning rates would follow evaluations of before; leave lr_scheduler as it was")
+    if renewed or scheduler is None or scheduler.every == "evaluation":
+        return
+    if scheduler.factory.removeprefix(_TORCH) in _ENDLESS:
         return
     settings = ", ".join(f"{key} = {value!r}" for key, value in scheduler.options.items())
     raise _refused(

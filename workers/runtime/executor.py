@@ -142,6 +142,7 @@ class Executor:
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
         self._epoch = 0
+        self._value: tuple[int, float | None] = -1, None
         self.computes: dict[
             tuple[int, str], Compute
         ] = {}  # by copy and kind of operation, within the built-in features
@@ -181,6 +182,10 @@ class Executor:
         self.sums = Sums()
         self.gives_up = settled
         self._ema, self._epoch = ema, epoch
+
+    def told(self, step: int, value: float | None) -> None:
+        """Note the value that an evaluation after `step` steps has found, for schedulers; None if none step by it."""
+        self._value = step, value
 
     def evaluated(self, step: int) -> EvaluationRecord:
         """Return means over the rows of the round of evaluation after `step` steps, and end the round."""
@@ -235,6 +240,9 @@ class Executor:
             return None
 
         def update(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            step, value = self._value
+            if step == instruction.step and value is not None:
+                stage.evaluated(value)
             if is_last:
                 self._end_step(stage, instruction.step)
             stage.update(instruction.step, self._epoch)
