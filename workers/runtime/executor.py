@@ -142,7 +142,7 @@ class Executor:
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
         self._epoch = 0
-        self._value: tuple[int, float | None] = -1, None
+        self._value: tuple[int, float] | None = None  # steps before the newest evaluation, and what it has found
         self.computes: dict[
             tuple[int, str], Compute
         ] = {}  # by copy and kind of operation, within the built-in features
@@ -183,8 +183,8 @@ class Executor:
         self.gives_up = settled
         self._ema, self._epoch = ema, epoch
 
-    def told(self, step: int, value: float | None) -> None:
-        """Note the value that an evaluation after `step` steps has found, for schedulers; None if none step by it."""
+    def told(self, step: int, value: float) -> None:
+        """Note the value of the evaluation after `step` steps: schedulers that follow evaluations step by it."""
         self._value = step, value
 
     def evaluated(self, step: int) -> EvaluationRecord:
@@ -240,9 +240,8 @@ class Executor:
             return None
 
         def update(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            step, value = self._value
-            if step == instruction.step and value is not None:
-                stage.evaluated(value)
+            if self._value is not None and self._value[0] == instruction.step:
+                stage.evaluated(self._value[1])
             if is_last:
                 self._end_step(stage, instruction.step)
             stage.update(instruction.step, self._epoch)

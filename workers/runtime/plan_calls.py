@@ -185,7 +185,8 @@ class PlanCallSource(CallSource):
         if ends:
             parts.keep(step)
             self._left = iter(())
-        parts.executor.told(step, value)
+        if value is not None:
+            parts.executor.told(step, value)
         parts.pump(0)
         return iter(())
 
