@@ -207,7 +207,7 @@ class Line(AbstractContextManager["Line"]):
             metric: Value that evaluations are compared by.
             better: "lower" or "higher"; required for every metric but the loss.
             patience: Number of evaluations in a row without an improvement after which the fit ends.
-            best: Path at which the best checkpoint is kept, for `Line.resume`.
+            best: Path at which the best checkpoint is kept, for `Line.resume` and `load_weights(folder, best=True)`.
             callbacks: Objects of classes derived from `Callback`.
             targets: Key of the targets in batches that are dicts; the inputs are the dict without it.
 
