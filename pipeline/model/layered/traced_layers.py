@@ -115,9 +115,13 @@ def _found(said: Sequence[warnings.WarningMessage]) -> list[str]:
 
 def _traced(model: torch.nn.Module, inputs: Example, candidates: Sequence[str]) -> _Traced:
     with warnings.catch_warnings(record=True, action="always") as said:
-        training = traced_forward(model, inputs, candidates)
-        with evaluating(model):
-            evaluation = traced_forward(model, training.example, candidates)
+        training = traced_forward(model, inputs, candidates, trains=True)
+        with evaluating(model), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # which evaluation needs not
+            try:
+                evaluation = traced_forward(model, training.example, candidates, trains=False)
+            except ModelRefused:  # such as nested tensors, which torch's modules only make without gradients
+                evaluation = traced_forward(model, training.example, candidates, trains=True)
         return TracedLayers(model, candidates, training, evaluation), said
 
 
