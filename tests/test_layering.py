@@ -111,7 +111,8 @@ PUBLIC = (
     "pipeline/plan/tables.py",
     "pipeline/stage/layers/loss.py",
     "pipeline/stage/stage.py",
-    "workers/checkpoint/recut.py",  # checkpoints
+    "workers/checkpoint/continuable.py",  # checkpoints
+    "workers/checkpoint/recut.py",
     "workers/checkpoint/regroup.py",
     "workers/checkpoint/trained_weights.py",
     "workers/checkpoint/snapshot.py",

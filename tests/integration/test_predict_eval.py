@@ -178,7 +178,7 @@ def test_what_cannot_be_predicted_is_refused_before_anything_starts(workspace: W
     rows(workspace)
     for options, code, reason in [
         (("--input", "none.npy", "--output", "y.npy"), 78, "there is no file none.npy"),
-        (("--input", "x.safetensors", "--output", "y.pt"), 78, "y.pt: expected a file of .safetensors or .npy"),
+        (("--input", "x.safetensors", "--output", "y.pt"), 78, "y.pt: expected a file of .safetensors, .npy, .csv"),
         (("--input", "x.safetensors", "--output", "x.safetensors"), 2, "x.safetensors is there already"),
         (("--input", "x.safetensors", "--output", "y.npy", "--step", "4"), 2, "holds no snapshot"),
         (

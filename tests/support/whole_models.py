@@ -4,10 +4,11 @@ Random numbers are seeded by forward pre-hooks on the first module that each of 
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from hashlib import sha256
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -55,8 +56,7 @@ def train_whole(
 ) -> tuple[dict[str, Tensor], list[float]]:
     """The state and the losses after a plain loop of `model(**inputs).logits`."""
     model, losses, place = whole.made(), [], [0, 0]
-    for layer, name in enumerate(whole.seeded):
-        model.get_submodule(name).register_forward_pre_hook(partial(_seed, place, seed, layer), prepend=True)
+    seed_calls(model, whole.seeded, partial(_seed, place, seed))
     optimizer = ADAM(model.parameters())
     for step, (inputs, targets) in enumerate(whole.batches(steps)):
         parts = []
@@ -70,6 +70,18 @@ def train_whole(
         optimizer.zero_grad()
         losses.append(reduce(torch.add, parts).item())
     return model.state_dict(), losses
+
+
+def seed_calls(model: Any, calls: Sequence[str], seed: Callable[[int], None]) -> None:
+    """Seed before the call that begins each layer: `block@2` is the second call of `block` in a forward."""
+    layers: dict[str, list[int]] = {}
+    for layer, call in enumerate(calls):
+        layers.setdefault(call.partition("@")[0], []).append(layer)
+    for name, numbers in layers.items():
+        following = cycle(numbers)
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda *_, following=following: seed(next(following)), prepend=True
+        )
 
 
 def logits_of(model: Any, inputs: Any) -> Tensor:

@@ -9,7 +9,7 @@ The result is a run of its own, so that no election ever sees snapshots of two l
 the step and the new plan: machines that write their workers' snapshots each for itself give it the same id.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,90 +19,20 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ForeignState, ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.model.tensor_files import listed
-from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences
-from stageline.pipeline.plan.difference import LAYOUT
-from stageline.pipeline.plan.errors import OTHER_SETTINGS, RESUME_AS_BEGUN, Afresh, EachOnce, ForEach, Setting
-from stageline.pipeline.schedule import DELAYED
+from stageline.pipeline.plan import Plan, PlanError, PlanRefused
+from stageline.pipeline.schedule.replicas import replicas_of
 from stageline.workers.disk.atomic_file import write_json
 from stageline.workers.disk.tensor_file import forms_in
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import EVALUATIONS, METRICS, carry_lines
 from stageline.workers.runs.records import NOTE, RecordsDamaged, RecutNote, earlier_run, recorded_run, recut_id
 
+from .continuable import keeps_layout, renews_rates, with_rates_of
 from .directory import SnapshotDirectory
-from .longer import demand_continuable, renews_rates, with_rates_of
 from .regroup import Contents, Share, faults_of, regrouped, shares_of
 from .saved import is_saved
 from .snapshot import WEIGHTS, Snapshot, SnapshotDamaged, read_manifest
 from .source import CheckpointSource, NoCheckpoint
-
-_CUT = ("model.cut", "model.stages")
-_BEGUN = ForEach("the plan that it began with", "the arguments that it began with")
-_CUTS = ForEach("this plan cuts the model", "these arguments cut the model")
-_LAYS = ForEach("this plan lays it out", "these arguments lay it out")
-
-
-def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
-    """Return True if `plan` lays the work of the run in `source` out differently, or has more steps.
-
-    `plan` has its stages and workers filled in. Raises `PlanRefused` if it also computes something else, or if the run
-    cannot go on in another layout or with more steps.
-    """
-    found = differences(plan.as_mapping(), source.plan.as_mapping())
-    if not found:
-        return False
-    longer = any(each.lengthens for each in found)
-    renewed = longer and plan.lr_scheduler is not None and source.plan.lr_scheduler is not None
-    replicated = plan.shares or source.plan.shares
-    moved = [each for each in found if each.of_layout]
-    if others := [each for each in found if not (each.of_layout or each.lengthens or (renewed and each.of_rates))]:
-        but = (" only, since a stage has replicas",) if replicated else (", but for ", LAYOUT)
-        raise _refused(
-            *(f"run {source.run} was begun with ", OTHER_SETTINGS, ": ", EachOnce(tuple(others))),
-            *(RESUME_AS_BEGUN, *but, ", or ", Afresh()),
-        )
-    for is_so, has, so, cut_alone in _hindrances(plan, source):
-        differ = tuple(each for each in moved if each.key in _CUT or not cut_alone)
-        if is_so and differ:
-            what = (f"run {source.run} ", *has, ", and ", _CUTS if cut_alone else _LAYS, " in another way: ")
-            raise _refused(*what, EachOnce(differ), ". ", *so)
-    if longer:
-        demand_continuable(plan, source, found)
-    if not plan.recovery.on or plan.queues.in_one_process:
-        how = "with more steps" if longer else "in another layout"
-        raise _refused(
-            f"run {source.run} goes on {how} from a checkpoint, and none is read with ",
-            *(Setting("recovery.restarts"), " = 0, ", Setting("recovery.snapshot_every"), " = 0 or "),
-            *(Setting("queues.url", "memory://"), ": set the first two above 0, and another url"),
-        )
-    return True
-
-
-def _hindrances(
-    plan: Plan, source: CheckpointSource
-) -> Iterator[tuple[object, Sequence[object], Sequence[object], bool]]:
-    """Yield the conditions that keep a run in its layout.
-
-    Each is a tuple: the condition, what the run has, why that is a hindrance, and True if only the cut is bound.
-    """
-    delayed = "What its checkpoints have of microbatches in flight is for the stages that it had"
-    stashed = "Which weights a microbatch reads follows from the stages"
-    why = delayed if source.plan.schedule.name == DELAYED else stashed
-    only = ("so it goes on with ", _BEGUN, " only")
-    kept = "the bits follow from the cut, so it goes on with the cut that it began with"
-    as_begun = ("It goes on with ", _BEGUN, "; ", Setting("queues.url"), " may be another")
-    yield plan.shares or source.plan.shares, ["has replicas of a stage, here or there"], as_begun, False
-    move = ("Its weights would have to come to other machines, ", *only)
-    yield plan.data.stays is not None, ("has ", Setting("data.stays")), move, False
-    yield plan.schedule.mode != "sync", ["is asynchronous"], (f"{why}, ", *only), False
-    tied = Setting("schedule.tied", "step")
-    shared = "adds up gradients of what stages share once per step"
-    yield plan.schedule.tied == "step", [shared], ("With ", tied, f" {kept}"), True
-    yield plan.queues.lossy, ("has ", Setting("queues.codec", plan.queues.codec)), [f"With a codec {kept}"], True
-
-
-def _refused(*reason: object) -> PlanRefused:
-    return PlanRefused([PlanError("", reason)])
 
 
 def continued(
@@ -125,12 +55,13 @@ def continued(
         StoreUnusable: The run's records cannot be read.
         NoSuchRun: The continuation has finished.
     """
+    kind = SameStages if keeps_layout(plan, source.plan) else Recut
     earlier = earlier_run(plan, source.run)
     if not source.complete and earlier is None and _never_had_checkpoint(source, plan):
         return _begun_again(Recut(source, 0, plan, layouts, recut_id(source.run, 0, plan)), tell)
     problems: list[str] = []
     for step in _steps_to_try(source, 0 if earlier is None else earlier.step):
-        recut = Recut(source, step, plan, layouts, run or recut_id(source.run, step, plan))
+        recut = kind(source, step, plan, layouts, run or recut_id(source.run, step, plan))
         folder = runs.folder(plan, recut.run)
         stages: list[int] | None = None
         if runs.is_run(folder):
@@ -232,7 +163,7 @@ class Recut:
         The list is empty if the run has a whole checkpoint, this one or a later. Reads every byte of it. Raises
         `OSError` for a fault that may pass.
         """
-        there, stages = CheckpointSource(folder, self.run, self.plan), [layout.stage for layout in self.layouts]
+        there, stages = CheckpointSource(folder, self.run, self.plan), self._stages
         for step in there.complete:
             if step >= self.step and not any(there.snapshots.verify(stage, step) for stage in stages):
                 return []
@@ -303,6 +234,11 @@ class Recut:
         return Snapshot(share.layout.stage, self.step, 0, state, losses if last else {}, rounds=rounds if last else ())
 
     @property
+    def _stages(self) -> list[int]:
+        """New stages."""
+        return [layout.stage for layout in self.layouts]
+
+    @property
     def _last(self) -> int:
         """Old last stage, whose snapshots have the evaluations."""
         return self.source.first_replicas[-1]
@@ -345,11 +281,36 @@ class Recut:
         for share in wanted:
             if odd := [old for old in share.sources if before[old] != now[share.layout.stage]]:
                 (device, threads), (other, more) = before[odd[0]], now[share.layout.stage]
-                raise _refused(
+                why = (
                     f"stage {share.layout.stage} would compute on {other} with threads = {more}, and its layers did on "
                     f"{device} with threads = {threads}: that may give other bits. Set workers.N.device and "
                     "workers.N.threads as they were"
                 )
+                raise PlanRefused([PlanError("", why)])
+
+
+class SameStages(Recut):
+    """Checkpoint that goes on in the layout that it has: each stage, or replica, has the state of its own snapshot."""
+
+    def check(self, stages: Iterable[int] | None = None) -> None:
+        """Raise `NoCheckpoint` or `SnapshotDamaged` if a snapshot of `stages`, by default all, is not whole."""
+        self.source.demand_all(self.step)
+        for stage in self._stages if stages is None else stages:
+            if found := self.source.snapshots.verify(stage, self.step):
+                raise SnapshotDamaged(self.source.snapshots.path(stage, self.step), found)
+
+    def _write_snapshots(self, target: SnapshotDirectory, stages: Iterable[int] | None) -> None:
+        for stage in self._stages if stages is None else stages:
+            kept = self.source.snapshots.load(stage, self.step)
+            state = kept.state
+            if renews_rates(self.plan, self.source.plan):
+                layout = self.layouts[replicas_of(self.plan.shares, 1).stage(stage) if self.plan.shares else stage]
+                state = with_rates_of(self.plan, layout, state)
+            target.write(replace(kept, incarnation=0, state=state, calls=0, evaluations=0))
+
+    @property
+    def _stages(self) -> list[int]:
+        return list(range(self.source.stages))
 
 
 def _kinds(plan: Plan) -> dict[int, tuple[str, int]]:

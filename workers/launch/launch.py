@@ -148,7 +148,8 @@ def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callabl
     """Return the id of the run to continue: `run`, or a run of its own if `plan` lays the work out differently."""
     if not runs.differences_from(plan, runs.folder(plan, run)):
         return run
-    from stageline.workers.checkpoint.recut import continued, needs_recut  # load torch
+    from stageline.workers.checkpoint.continuable import needs_recut  # load torch
+    from stageline.workers.checkpoint.recut import continued
     from stageline.workers.checkpoint.source import source_in
 
     source = source_in(runs.folder(plan, run))

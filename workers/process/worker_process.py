@@ -123,7 +123,10 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
         gc.collect()  # the model may refer to itself
         _keep_memory(job.plan, assigned.index)  # from here on: what loading has freed goes back
         _exit_on_signals(control)  # not before: until here, a signal may end the process at once
-        log.info("assigned", worker=assigned.index, incarnation=assigned.incarnation, run=assigned.run)
+        log.info(
+            f"assigned: this process is worker {assigned.index} of run {assigned.run}, known to the broker by the "
+            f"incarnation {assigned.incarnation}; a replacement has a higher one"
+        )
         torch.set_num_threads(job.plan.workers[assigned.index].threads)
         with ExitStack() as stack:
             own = stack.enter_context(OwnedFolder()).path if options.sockets is None else options.sockets

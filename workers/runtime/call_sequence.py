@@ -54,7 +54,7 @@ class CallSequence:
             worker: Place of the worker.
             executor: Computes for the calls.
             position: Position before which all calls are done.
-            keep: Saves the state after so many steps. Called before a script's call changes the weights.
+            keep: Saves the state after so many steps. Called before a script's call changes the weights, and last.
             save: Carries out a call to save the worker's stages.
         """
         self.calls = f"call-{worker}"
@@ -131,7 +131,7 @@ class CallSequence:
         return next((queue for queue in queues if queue.producer == self._worker), None)
 
     def reply(self) -> Tree:
-        """Return the reply to the open call, after everything is computed. A LOAD or SAVE call is carried out here.
+        """Return the reply to the open call, after everything is computed. LOAD, SAVE and STOP are carried out here.
 
         Raises `CallRefused` for weights that do not fit.
         """
@@ -154,6 +154,8 @@ class CallSequence:
             case Call(CallKind.LOAD) as call:
                 self._keep(self.position.step)
                 self._load(call)
+            case Call(CallKind.STOP):
+                self._keep(self.position.step)  # a run that has finished can be continued from its last step
             case Call(CallKind.SAVE, inputs=str(folder)):
                 self._save(Path(folder), self.position)  # how that went is no reply: repeated, it may go otherwise
         return None

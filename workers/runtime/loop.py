@@ -89,7 +89,7 @@ class WorkerLoop:
             clock: Gives the time of events.
             progress: Notes all that happens; by default the loop makes it.
             measured: Takes the metrics of each training step and each evaluation, on the worker of the last stage.
-            keep: Saves the state after so many steps: before a script sets other weights, and where a run ends early.
+            keep: Saves the state after so many steps: before a script sets other weights, and where a run ends.
             save: Carries out a script's call to save the worker's stages.
         """
         program = calls.program

@@ -99,10 +99,10 @@ def _weights_of(model: torch.nn.Module) -> ModelWeights:
 
 def _resumed(call: LineCall, model: torch.nn.Module, plan: Plan) -> Begun:
     """Continue a run that was begun with a traced model, which is traced as then. Raises as `begin_run` does."""
-    from .processes.saving import begun_run
+    from .processes.saving import known_run
 
     saved = Path(str(call.resume))
-    kept = saved if is_saved(saved) else runs.folder(plan, begun_run(plan, saved))
+    kept = saved if is_saved(saved) else runs.folder(plan, known_run(plan, saved))
     if examples := kept_examples(kept):
         return _begun_with(call, model, examples)
     raise ModelRefused(
@@ -171,8 +171,8 @@ def _begin_at_first_batch(
     microbatches = microbatches_for(call, plan.placement, count // times)
     if count < microbatches * times:
         raise DataError(
-            f"the first batch has {count} rows for {microbatches * times} microbatches, and the model is traced "
-            f"with a microbatch of it: begin with a batch of more rows, or pass fewer microbatches"
+            f"the first batch has {count} rows, too few for {microbatches * times} microbatches, and the model is "
+            f"traced with one of these: begin with a batch of more rows, or pass fewer microbatches"
         )
     example = copied(split_batch(inputs, microbatches * times)[0])
     begun = _begun_with(replace(call, microbatches=microbatches), model, [example], waiting.id)

@@ -78,6 +78,12 @@ def end_of(batches: FitBatches, epochs: int | None, steps: int | None, accumulat
     return min((end for end in (counted, steps) if end is not None), default=None)
 
 
+def known_epoch(batches: FitBatches, accumulate: int) -> int | None:
+    """Return the number of steps in an epoch; None if it is not known, or no whole number."""
+    each = _length(batches)
+    return each // accumulate if each and each % accumulate == 0 else None
+
+
 def steps_of_epoch(batches: FitBatches, accumulate: int, argument: str) -> int:
     """Return the number of steps in an epoch, for an argument of the value "epoch".
 

@@ -17,6 +17,7 @@ best -> .best-step-400-5fa0c1d2          a link, replaced by one rename once the
         .best-step-400-5fa0c1d2/         written by `Line.save`; the link's former target is then removed
 """
 
+import math
 import os
 import re
 import secrets
@@ -30,7 +31,7 @@ from time import time
 from typing import Any, Protocol
 
 from stageline.pipeline.data import Batch
-from stageline.pipeline.evaluation import Standing
+from stageline.pipeline.evaluation import Score, Standing
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.saved import is_saved, read_saved
 from stageline.workers.checkpoint.source import BEST, note_best
@@ -174,6 +175,7 @@ class Fit:
         number: int,
         measure: Callable[[Iterable[Any]], Found],
         end: int | None = None,
+        show: Callable[[Score, Score | None], object] = lambda newest, best: None,
     ) -> None:
         """Prepare a fit, and take up the evaluations that it has on record.
 
@@ -185,6 +187,7 @@ class Fit:
             number: Number of this fit in the script.
             measure: Evaluates batches without recording the result.
             end: Step at which the fit is over at the latest; None if unknown.
+            show: Called with each evaluation, and the best so far, for the display of progress.
         """
         self._line = line
         self._steps = steps
@@ -198,6 +201,7 @@ class Fit:
         self._best = None if options.best is None else BestCheckpoint(Path(options.best), line.save, line.folder)
         self._found = dict(record.of_fit(number))
         self._standing = Standing(options.criterion).after_all(self._found.items())
+        self._show = show
 
     def run(self) -> Fitted:
         """Run the fit, and call each callback's `on_end`, the last callback's first, also after an error.
@@ -207,6 +211,7 @@ class Fit:
         ended: Fitted | None = None
         try:
             self._note_best()
+            self._show_evaluation()
             self._train()
             self._tell_losses(0)
             ended = self._ended()
@@ -256,11 +261,17 @@ class Fit:
         self._record.note(step, found, self._number)
         self._found[step] = found
         self._standing = self._standing.after(step, found)
+        self._show_evaluation()
         for callback in self._options.callbacks:
             with named(callback, "on_evaluation", step):
                 callback.on_evaluation(step, found)
         if self._standing.improved:
             self._keep_best(told=True)
+
+    def _show_evaluation(self) -> None:
+        if self._found:
+            value = self._found[self._standing.step][self._options.metric]
+            self._show(Score(self._standing.step, math.nan if value is None else value), self._standing.best)
 
     def _keep_best(self, *, told: bool) -> None:
         best = self._standing.best

@@ -25,7 +25,7 @@ from .calls.calls import Replies, StepLoss, UnansweredCalls, copied, only, total
 from .calls.page import Seen, Timetable, page
 from .checks import TARGETS, batches_of, demand_batch
 from .first_batch import begin_line
-from .fit_batches import FitBatches, end_of, held_out_of, steps_from, steps_of_epoch
+from .fit_batches import FitBatches, end_of, held_out_of, known_epoch, steps_from, steps_of_epoch
 from .fitting import EvaluationLog, Fit
 
 CLOSED, FINISHED = "closed", "finished"
@@ -38,8 +38,9 @@ class Line(AbstractContextManager["Line"]):
     context manager: leaving the block without an error closes it.
 
     Args:
-        model: An `nn.Sequential`, a model of a known family or `Layers`; a list with one module for each stage; or a
-            function that returns one of these.
+        model: A torch module, `Layers`, a list with one module for each stage, or a function that returns one of these.
+            A module that is no `nn.Sequential` and of no known family is traced with the first batch: the run begins
+            with the first `step`, `fit`, `evaluate` or `predict`. Until then the weights are the module's own.
         loss: Function of (outputs, targets) that returns a 0-dimensional tensor, the mean over rows.
         optimizer: Function that makes an optimizer from a stage's parameters, such as `partial(SGD, lr=0.1)`.
         lr_scheduler: Function that makes a scheduler from an optimizer; None for none.
@@ -52,8 +53,9 @@ class Line(AbstractContextManager["Line"]):
         stages: Number of stages, instead of `cut`.
         placement: Stages of each worker, such as [[0, 2], [1, 3]]; None for one worker for each stage.
         schedule: Name from `schedule_names()`, or a function that lists the actions.
-        microbatches: Number of microbatches that each batch is split into. Their rows differ by at most one; those
-            without rows, of a batch with fewer rows than microbatches, are not computed.
+        microbatches: Number of microbatches that each batch is split into; None for two for each stage if there are
+            several workers. Their rows differ by at most one; those without rows, of a batch with fewer rows than
+            microbatches, are not computed.
         accumulate: Number of batches per step.
         window: One number for each stage, for the schedule "window" and optionally for "zb-h1".
         seed: Seed of the layers' random numbers.
@@ -76,7 +78,7 @@ class Line(AbstractContextManager["Line"]):
         weights: File or folder from which each worker reads its stages' weights; a function that makes the model is
             then called without memory for parameters.
         accept_difference: Train a traced model although its graphs were found to differ from its forward.
-        progress: Draw progress on stderr; None draws if stderr is a terminal.
+        progress: Draw progress on stderr; None draws on a terminal and in a notebook.
 
     Raises:
         ModelRefused: An argument that describes the computation cannot work.
@@ -87,7 +89,7 @@ class Line(AbstractContextManager["Line"]):
         RunFailed: The processes do not start.
 
     Example:
-        with Line(model, cut=[2], loss=loss, optimizer=partial(SGD, lr=0.1), microbatches=8) as line:
+        with Line(model, stages=2, loss=loss, optimizer=partial(SGD, lr=0.1)) as line:
             for x, y in loader:
                 loss = line.step(x, y)
         model.load_state_dict(line.state_dict())
@@ -145,7 +147,7 @@ class Line(AbstractContextManager["Line"]):
 
     @property
     def folder(self) -> Path | None:
-        """Folder of the run's snapshots, logs and final weights; None for an inline line."""
+        """Folder of the run's snapshots, logs and final weights, made when it begins; None for an inline line."""
         return self._run.folder
 
     @property
@@ -207,7 +209,7 @@ class Line(AbstractContextManager["Line"]):
             metric: Value that evaluations are compared by.
             better: "lower" or "higher"; required for every metric but the loss.
             patience: Number of evaluations in a row without an improvement after which the fit ends.
-            best: Path at which the best checkpoint is kept, for `Line.resume`.
+            best: Path at which the best checkpoint is kept, for `Line.resume` and `load_weights(folder, best=True)`.
             callbacks: Objects of classes derived from `Callback`.
             targets: Key of the targets in batches that are dicts; the inputs are the dict without it.
 
@@ -238,8 +240,9 @@ class Line(AbstractContextManager["Line"]):
         measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
         self._epoch = length("lr_every") if self._counts_epochs else 0
+        self._seen.begin_fit(end, known_epoch(batches, self._options.accumulate), metric)
         try:
-            return Fit(self, each, wanted, self._evaluations, self._fits, measure, end).run()
+            return Fit(self, each, wanted, self._evaluations, self._fits, measure, end, self._seen.evaluated).run()
         finally:
             self._epoch = 0
 
@@ -303,6 +306,8 @@ class Line(AbstractContextManager["Line"]):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set the weights from `state`, which has the unsplit model's names; optimizer state and averages stay.
+
+        Before the first batch of a line that begins with that, the weights of its model itself are set.
 
         Raises:
             ModelRefused: Names are missing or unknown, or shapes or dtypes differ; the line has not changed.

@@ -66,9 +66,12 @@ def idle_news(plan: Plan, schedule: Schedule, frozen: Collection[int]) -> tuple[
     if share <= MOST_IDLE:
         return ()
     better = next((each for each in _larger(plan, schedule, frozen) if each[1] <= MOST_IDLE), None)
-    way_out = "" if better is None else f"; microbatches={better[0]} would leave {better[1]:.0%}"
+    way_out = (
+        "" if better is None else f"; microbatches={better[0]}, if batches have the rows, makes that {better[1]:.0%}"
+    )
+    number = plan.schedule.microbatches
     return (
-        f"with {plan.schedule.microbatches} microbatches in {schedule.name}, the busiest worker is idle for "
+        f"with {number} microbatch{'' if number == 1 else 'es'} in {schedule.name}, the busiest worker is idle for "
         f"{share:.0%} of each step, if a backward takes as long as two forwards and a message no time{way_out}",
     )
 

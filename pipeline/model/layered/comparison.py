@@ -10,9 +10,8 @@ torch.export keeps what a forward computes. What only autograd does is lost with
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from .apart import Unfinished, backward_keeps_from_forking, run_apart
 from .example import Example
 from .output import plain_output
 from .refusal import does_not_fit
+from .seeding import seeded_calls
 from .unchanged import buffers_kept, model_kept
 
 Results = Mapping[tuple[str, str], Leaf]  # (kind, name) -> result
@@ -258,19 +258,12 @@ class _Comparison:
             x = layer(x)
         return x
 
-    @contextmanager
-    def _seeding(self, trains: bool) -> Iterator[None]:
-        """Let the model seed before its layers, as a plain loop does, also where backward computes again.
+    def _seeding(self, trains: bool) -> AbstractContextManager[None]:
+        """Return a context in which the model seeds before its layers.
 
         In evaluation it does not: hooks keep some of torch's modules from the ways that they have there for users.
         """
-        with ExitStack() as stack:
-            for number, name in enumerate(self._names if trains else ()):
-                if number:  # the first layer begins with the model
-                    module = self._model.get_submodule(name)
-                    seed = partial(self._seed, number)
-                    stack.enter_context(module.register_forward_pre_hook(seed, prepend=True))
-            yield
+        return seeded_calls(self._model, self._names if trains else (), self._seed)
 
     def _seed(self, number: int, *_: object) -> None:
         for generator in self._generators:

@@ -39,7 +39,8 @@ class Forward:
 
     Attributes:
         graph: The traced graph. It returns the leaves of `output` that are `COMPUTED`.
-        calls: Modules that are called, in order. `graph` has a marker for each, or an inner graph has it.
+        calls: Calls of modules, in order: the first one has the module's name, the second one `name@2`. `graph` has a
+            marker for each, or an inner graph has it.
         state: Placeholders of parameters and buffers, with their names in the model.
         constants: Placeholders of constants, with their tensors.
         inputs: Placeholders of the inputs.
@@ -132,6 +133,16 @@ def _forward(program: ExportedProgram, record: _Record, example: Example) -> For
     return Forward(program.graph_module, tuple(record.calls), state, constants, tuple(inputs), record.output, narrowed)
 
 
+def called_module(call: str) -> str:
+    """Return the name of the module of a call: `block` for its third call, which is named `block@3`."""
+    return call.partition("@")[0]
+
+
+def number_of_call(call: str) -> int:
+    """Return the number of a call among those of its module, from 1."""
+    return int(call.partition("@")[2] or 1)
+
+
 @contextmanager
 def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> Iterator[None]:
     """Add a marker to the traced graph, and the name to `calls`, at each call of the modules `names` in the context.
@@ -149,7 +160,8 @@ def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> I
 def _mark(calls: list[str], modules: Sequence[tuple[str, torch.nn.Module]], called: torch.nn.Module, _: object) -> None:
     for name, module in modules:
         if module is called:
-            calls.append(name)
+            times = 1 + sum(called_module(call) == name for call in calls)
+            calls.append(name if times == 1 else f"{name}@{times}")
             pipe_split()  # type: ignore[no-untyped-call]
 
 

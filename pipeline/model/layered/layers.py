@@ -59,6 +59,11 @@ class Layer:
             )
         self.function = function or _call
 
+    @property
+    def name(self) -> str:
+        """Name of the layer: that of its first part."""
+        return self.names[0]
+
     def bind(self, parts: Mapping[str, torch.nn.Module]) -> BoundLayer:
         """Return the module that computes the layer from `parts` of the model, given by their names."""
         return BoundLayer(self.function, parts)
@@ -90,7 +95,7 @@ class Layers:
                 in no layer.
         """
         self.model = model
-        self.names = [layer.names[0] for layer in layers]
+        self.names = [layer.name for layer in layers]
         self.parameters = dict(model.named_parameters())
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise ModelRefused(f"two layers are called {twice[0]}, which their first names must tell apart")

@@ -31,7 +31,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def outer_calls(forward: Forward) -> list[str]:
-    """Return the names of the called modules, in order, without those called in an inner graph (of torch.no_grad)."""
+    """Return the names of the calls of modules, in order, without those in an inner graph (of torch.no_grad)."""
     return [name for _, name, outer in _calls(forward) if outer]
 
 
@@ -113,7 +113,7 @@ def _numbers(forward: Forward, places: Mapping[str, int]) -> dict[Node, int]:
 
 
 def _calls(forward: Forward) -> Iterator[tuple[Node, str, bool]]:
-    """Yield each call of a module: the node that has it, the module's name, and True if the node is its marker.
+    """Yield each call of a module: the node that has it, the call's name, and True if the node is its marker.
 
     If the node is not the marker, the call is in an inner graph.
     """

@@ -17,7 +17,7 @@ def does_not_fit(model: torch.nn.Module, own: str) -> ModelRefused:
     """Return the error for an example with which `model` itself raises the error text `own`."""
     return ModelRefused(
         f"the example that the model is traced with does not fit: the {type(model).__name__}, called with it, raises "
-        f"{own.rstrip('.')}. Give what a batch's inputs are"
+        f"{own.rstrip('.')}. Give inputs that it takes: an example to traced(), or as a Line's first batch"
     )
 
 

@@ -160,16 +160,22 @@ class TracedLayer(BoundLayer):
 class TwoModes(Layer):
     """A layer that computes by one function in training mode, and by another in evaluation mode."""
 
-    def __init__(self, names: tuple[str, ...], training: TracedFunction, evaluation: TracedFunction) -> None:
+    def __init__(self, name: str, names: tuple[str, ...], training: TracedFunction, evaluation: TracedFunction) -> None:
         """Make the layer.
 
         Args:
-            names: Names of the layer's parts; the first one names the layer.
+            name: Name of the layer: a call of a module.
+            names: Names of the layer's parts.
             training: The layer's function in training mode.
             evaluation: The layer's function in evaluation mode.
         """
         super().__init__(names, training)
-        self._training, self._evaluation = training, evaluation
+        self._name, self._training, self._evaluation = name, training, evaluation
+
+    @property
+    def name(self) -> str:
+        """Name of the layer: a call of a module."""
+        return self._name
 
     def bind(self, parts: Mapping[str, torch.nn.Module]) -> TracedLayer:
         """Return the module that computes the layer from `parts` of the model, given by their names."""

@@ -4,8 +4,9 @@
                          ├─ the layers that both have ─> pieces of each ─> layers
     forward, evaluation ─┘
 
-A module is a layer if its place in the model makes it one and the forward calls it once. What is computed between two
-calls belongs to the layer that was called before it. Places do not depend on where the model is cut:
+A module is a layer if its place in the model makes it one and the forward calls it once. A block of modules that is
+called several times is a layer in each call: `block`, `block@2`. What is computed between two calls belongs to the
+layer that was called before it. Places do not depend on where the model is cut:
 
     model
       stem          a layer
@@ -38,7 +39,7 @@ from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
 from .example import Example
-from .export import Forward, traced_forward
+from .export import Forward, called_module, traced_forward
 from .output import COMPUTED
 from .pieces import outer_calls, pieces_of
 from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
@@ -51,10 +52,12 @@ class LayerParts:
     """The parts of a layer.
 
     Attributes:
+        call: The call that begins the layer, such as `block`, or `block@2` for the second one of that module.
         names: Names of the parts in the model.
         places: For each parameter or buffer, by name in the model, the number of its part and the rest of its name.
     """
 
+    call: str
     names: tuple[str, ...]
     places: Mapping[str, tuple[int, str]]
 
@@ -131,7 +134,7 @@ class TracedLayers(Layers):
     def __init__(
         self, model: torch.nn.Module, candidates: Sequence[str], training: Forward, evaluation: Forward
     ) -> None:
-        """Make the layers of those candidates that the traced forwards call once.
+        """Make the layers of those candidates that the traced forwards call.
 
         Args:
             model: The model.
@@ -140,7 +143,7 @@ class TracedLayers(Layers):
             evaluation: The forward in evaluation mode, for no sizes that the one in training mode is not for.
         """
         self._candidates, self._calls, self._inputs = candidates, training.calls, evaluation.example
-        names = _called_once(model, training, evaluation)
+        names = _calls_of_layers(model, training, evaluation)
         modes = [pieces_of(forward, names) for forward in (training, evaluation)]
         needed = [
             frozenset(name for piece in pieces for name in piece.state.values()) for pieces in zip(*modes, strict=True)
@@ -150,7 +153,8 @@ class TracedLayers(Layers):
             _functions(pieces, parts, self._inputs, forward.output)
             for pieces, forward in zip(modes, (training, evaluation), strict=True)
         ]
-        super().__init__(model, [TwoModes(each.names, *both) for each, *both in zip(parts, *functions, strict=True)])
+        both = zip(parts, *functions, strict=True)
+        super().__init__(model, [TwoModes(each.call, each.names, *modes_of) for each, *modes_of in both])
         self._hooks = all_hooks(model)
         self.difference = difference_of(model, self.names, self.bound, self._inputs)
 
@@ -184,29 +188,32 @@ class TracedLayers(Layers):
 
     def _reason(self, around: str, name: str) -> str:
         """Return why no layer begins with the module `name`, which is `around` or in it."""
-        times = self._calls.count(around)
+        times = sum(called_module(call) == around for call in self._calls)
         if around in self.names:
             return f'{name} is in the layer {around}; traced(..., within=["{around}"]) makes layers of what is in it'
         if times == 1:
             return f"the forward calls {around} in a context of its own, such as torch.no_grad()"
         return (
-            f"the forward calls {around} {times} times, and a layer once"
+            f"the forward calls {around} {times} times, and only a block of modules is a layer in each call"
             if times
             else f"the forward never calls {around}"
         )
 
 
-def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward) -> list[str]:
-    """Return the modules that are layers, in order.
+def _calls_of_layers(model: torch.nn.Module, training: Forward, evaluation: Forward) -> list[str]:
+    """Return the calls that begin layers, in order.
 
-    The forward in training mode calls them once, and the forward in evaluation mode once or not at all. Raises
-    `ModelRefused` if there is none, or if evaluation has another order.
+    These are the calls in training mode that evaluation mode has, too, or whose module it never calls. Several calls of
+    a module count only if there are modules and parameters in it. Raises `ModelRefused` if there is no call, or if
+    evaluation has another order.
     """
-    other = [name for name in outer_calls(evaluation) if evaluation.calls.count(name) == 1]
+    again = {called_module(call) for call in (*training.calls, *evaluation.calls) if "@" in call}
+    single = {name for name in again if not _is_block(model.get_submodule(name))}
+    other = [call for call in outer_calls(evaluation) if called_module(call) not in single]
     names = [
-        name
-        for name in outer_calls(training)
-        if training.calls.count(name) == 1 and (name in other or name not in evaluation.calls)
+        call
+        for call in outer_calls(training)
+        if called_module(call) not in single and (call in other or call not in evaluation.calls)
     ]
     if not names:
         raise ModelRefused(
@@ -219,6 +226,10 @@ def _called_once(model: torch.nn.Module, training: Forward, evaluation: Forward)
             f"mode. List its layers yourself: stageline.Layers (docs/guides/models.md)"
         )
     return names
+
+
+def _is_block(module: torch.nn.Module) -> bool:
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
 
 
 def _missing(hooks: _Hooks, others: _Hooks) -> list[str]:
@@ -252,7 +263,7 @@ def _functions(
 
 
 def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:
-    """Return the names of the modules that are layers of `model`, if its forward calls them once.
+    """Return the names of the modules that are layers of `model`, if its forward calls them.
 
     The modules called `within` are no layers: their children are. Raises `ModelRefused` if there is no such module.
     """
@@ -297,23 +308,26 @@ def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequen
 
     Args:
         model: The model.
-        names: Names of the layers.
+        names: Calls of the layers. Only the first layer of a module has the module; others have single tensors of it.
         needed: Names of the parameters and buffers that each layer needs.
     """
     aliases = _aliases(model)
-    found = [_parts(name, sorted(keys), aliases) for name, keys in zip(names, needed, strict=True)]
+    modules = [called_module(name) for name in names]
+    first = [module if module not in modules[:place] else None for place, module in enumerate(modules)]
+    found = [_parts(name, own, sorted(keys), aliases) for name, own, keys in zip(names, first, needed, strict=True)]
     held = [part for parts in found for part in parts.names]
     left = tuple(key for key in aliases if not any(key == part or key.startswith(f"{part}.") for part in held))
-    return [*found[:-1], LayerParts((*found[-1].names, *left), found[-1].places)]
+    return [*found[:-1], LayerParts(found[-1].call, (*found[-1].names, *left), found[-1].places)]
 
 
-def _parts(name: str, needed: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> LayerParts:
-    own = {
-        key: alias.removeprefix(f"{name}.") for key in needed for alias in aliases[key] if alias.startswith(f"{name}.")
-    }
+def _parts(call: str, module: str | None, needed: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> LayerParts:
+    if module is None:
+        return LayerParts(call, tuple(needed), {key: (number, "") for number, key in enumerate(needed)})
+    start = f"{module}."
+    own = {key: alias.removeprefix(start) for key in needed for alias in aliases[key] if alias.startswith(start)}
     others = [key for key in needed if key not in own]
     places = {key: (0, rest) for key, rest in own.items()}
-    return LayerParts((name, *others), places | {key: (number, "") for number, key in enumerate(others, 1)})
+    return LayerParts(call, (module, *others), places | {key: (number, "") for number, key in enumerate(others, 1)})
 
 
 def _aliases(model: torch.nn.Module) -> dict[str, list[str]]:

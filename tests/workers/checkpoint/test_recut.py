@@ -9,7 +9,8 @@ import pytest
 from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.coordinator.run import run_of
 from stageline.pipeline.plan import PlanRefused
-from stageline.workers.checkpoint.recut import continued, needs_recut
+from stageline.workers.checkpoint.continuable import needs_recut
+from stageline.workers.checkpoint.recut import continued
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint
 from stageline.workers.disk.atomic_file import write_json

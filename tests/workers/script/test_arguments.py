@@ -8,7 +8,7 @@ import pytest
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import PlanRefused
 from stageline.pipeline.plan.errors import Setting
-from stageline.workers.checkpoint.recut import needs_recut
+from stageline.workers.checkpoint.continuable import needs_recut
 from stageline.workers.checkpoint.source import CheckpointSource
 from stageline.workers.script.arguments import ARGUMENTS, argument_of, in_arguments_words
 from support.paths import ROOT

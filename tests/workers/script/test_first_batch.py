@@ -255,7 +255,7 @@ def test_after_a_batch_that_the_model_does_not_take_the_line_begins_with_another
 def test_a_first_batch_with_fewer_rows_than_microbatches_traces_nothing() -> None:
     few = {name: each[:3] for name, each in X.items()}
     with line(microbatches=4) as trained:
-        with pytest.raises(DataError, match=r"3 rows for 4 microbatches"):
+        with pytest.raises(DataError, match=r"3 rows, too few for 4 microbatches"):
             trained.step(few, Y[:3])
         trained.step(X, Y)
 

@@ -48,8 +48,8 @@ def test_of_the_number_by_default_nothing_is_said(stages: int, schedule: str) ->
 @pytest.mark.parametrize(
     ("stages", "microbatches", "facts"),
     [
-        (2, 1, ("1 microbatches in 1f1b", "idle for 50% of each step", "microbatches=4 would leave 20%")),
-        (4, 4, ("idle for 43% of each step", "microbatches=8 would leave 27%")),
+        (2, 1, ("1 microbatch in 1f1b", "idle for 50% of each step", "microbatches=4", "20%")),
+        (4, 4, ("idle for 43% of each step", "microbatches=8", "27%")),
     ],
 )
 def test_of_fewer_it_is_said_how_many_would_do(stages: int, microbatches: int, facts: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from stageline.pipeline.addresses import masked
+from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import completion, options
@@ -103,6 +103,8 @@ def worker(
 
         if spare:
             options.require_restarts(plan)
+        if join is None and lifeline == -1:
+            say(f"stageline: {_dials(broker or plan.broker.url, patience)}", err=True)
         return run_worker(
             plan,
             WorkerOptions(
@@ -122,6 +124,13 @@ def worker(
     if join is None:
         return work(options.plan_of(config, sets))
     return _work_for_script(ctx, join, patience, sets, work)
+
+
+def _dials(url: str, patience: float) -> str:
+    """Return which broker a worker will ask for its place, and for how long, as a sentence."""
+    which = " (of a range of ports, the first is dialled)" if transport_of(url).has_free_port(url) else ""
+    where = f"{masked(url)}{which}"
+    return f"loads model and data, then asks the broker at {where} for a place, for {patience:g} s at most"
 
 
 def _work_for_script(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
@@ -76,10 +77,21 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     with template.Template() as processes, Signals(on_first=leave):
         processes.warm()  # first: reading the plan takes half a second, and the template's imports some seconds
         plan = options.plan_of(config, sets)
+        _warn_of_address(plan)
         if spares:
             options.require_restarts(plan)
         processes.preload(libraries_of(plan))
         _train(plan, config, sets, resume, spares, as_json, processes)
+
+
+def _warn_of_address(plan: "Plan") -> None:
+    """Print a warning if the plan sets `broker.url`, which `train` does not use."""
+    if plan.origins.get("broker.url", "default") != "default" and not plan.queues.in_one_process:
+        unused = (
+            f'broker.url = "{masked(plan.broker.url)}" is not used: `stageline train` starts a broker of its own, at a '
+            "free address. For workers that you start yourself, run `stageline broker` and `stageline worker`"
+        )
+        options.warn([unused])
 
 
 def _train(

@@ -35,7 +35,8 @@ from stageline.pipeline.model.stage_weights import unset_buffers
 from stageline.pipeline.model.tensor_files import listed, misformed, misnamed
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 from stageline.pipeline.stage.layers.passage import generators_kept
-from stageline.workers.checkpoint.recut import Recut, needs_recut
+from stageline.workers.checkpoint.continuable import needs_recut
+from stageline.workers.checkpoint.recut import Recut
 from stageline.workers.checkpoint.regroup import Contents
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import monotonic, time
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import Any, Protocol
 
 from stageline.broker.ledger.member import worker_label
 from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, masked
@@ -30,10 +30,9 @@ from stageline.workers.runs.listing import ending_of
 from stageline.workers.runs.records import RecordedState, recorded_run
 from stageline.workers.runtime.progress import Progress
 
+from .fit_progress import Shown, shown
 from .page import Seen
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from .surfaces import NewsAlone, has_surface, surface_for_progress
 
 ANSWER_TIMEOUT = 2.0  # seconds for the broker to answer
 PATIENCE = 1.5  # seconds that a call or the script's own code may take before it is said what the run waits for
@@ -41,7 +40,6 @@ LONG = 5.0  # seconds that an empty place is waited for before it is told
 
 LostProcess = tuple[int, int]  # the worker's index, and the pid of the process that was lost
 GO_ON = "go on with: "
-INTERVAL = 5.0  # seconds between two lines where there is no terminal
 PERIOD = 0.25  # seconds between two looks
 WINDOW = 3.0  # seconds over which the rate is measured
 
@@ -198,101 +196,6 @@ def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:
     return f"{where}; {'' if knows_failure else failure}{ending.action}{begins}"
 
 
-class NewsAlone:
-    """Surface on which news is written to `stream`, and no progress is shown; other surfaces show it, too."""
-
-    def __init__(self, stream: TextIO) -> None:
-        """Write to `stream`."""
-        self._stream = stream
-
-    def show(self, text: str, waits: str) -> None:
-        """Show progress; called at every look. `waits` is what the run waits for, "" for nothing."""
-
-    def say(self, line: str) -> None:
-        """Write a line of news."""
-        with suppress(OSError, ValueError):  # it may be closed
-            print(f"stageline: {line}", file=self._stream, flush=True)
-
-    def close(self, text: str) -> None:
-        """Show `text` for the last time."""
-
-
-class OnTerminal(NewsAlone):
-    """Progress on a terminal: one line that changes, and below it what the run waits for.
-
-    Output of the script appears above it. The cursor stays visible: a script that is killed leaves a terminal that
-    works.
-    """
-
-    def __init__(self, console: "Console") -> None:
-        """Start to draw on `console`. Output that the script sends to a file or pipe is not redirected."""
-        from rich.live import Live
-
-        super().__init__(sys.stderr)
-        of_stdout = _is_terminal(sys.stdout)  # what goes to a file or pipe stays there
-        self._live = Live(console=console, auto_refresh=False, redirect_stdout=of_stdout)
-        self._live.start()
-        console.show_cursor(True)
-
-    def show(self, text: str, waits: str) -> None:
-        """Draw `text`, and what the run waits for. The terminal may be gone: errors are ignored."""
-        from rich.text import Text
-
-        with suppress(OSError):  # the terminal may be gone
-            self._live.update(Text(f"{text}\n  waits: {waits}" if waits else text), refresh=True)
-
-    def say(self, line: str) -> None:
-        """Write a line above the progress."""
-        with suppress(OSError):
-            self._live.console.print(f"stageline: {line}", markup=False, highlight=False, soft_wrap=True)
-
-    def close(self, text: str) -> None:
-        """Draw `text` for the last time and leave it."""
-        self.show(text, "")
-        with suppress(OSError):
-            self._live.stop()
-
-
-class InLines(NewsAlone):
-    """Progress as plain lines, one every `INTERVAL` seconds, without control characters."""
-
-    def __init__(self, stream: TextIO) -> None:
-        """Write to `stream`."""
-        super().__init__(stream)
-        self._written = monotonic()
-
-    def show(self, text: str, waits: str) -> None:
-        """Write `text` if the last line is older than `INTERVAL`."""
-        if monotonic() - self._written >= INTERVAL:
-            self._written = monotonic()
-            self.say(f"{text}; waits: {waits}" if waits else text)
-
-    def close(self, text: str) -> None:
-        """Write `text` for the last time."""
-        self.say(text)
-
-
-def surface_for_progress() -> NewsAlone:
-    """Return a terminal surface if stderr is a terminal without another bar; else plain lines on stderr."""
-    if is_free_terminal():
-        from rich.console import Console
-
-        console = Console(stderr=True, force_jupyter=False)
-        if console.is_terminal and not console.is_dumb_terminal:
-            return OnTerminal(console)
-    return InLines(sys.stderr)
-
-
-def is_free_terminal() -> bool:
-    """Return True if stderr is a terminal, and no other bar of rich is on it."""
-    rich = sys.modules.get("rich.file_proxy")
-    return _is_terminal(sys.stderr) and not (rich is not None and isinstance(sys.stderr, rich.FileProxy))
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    return stream is not None and not stream.closed and stream.isatty()
-
-
 class Display(AbstractContextManager["Display"]):
     """Display of a run's progress, drawn by a thread until it is closed."""
 
@@ -331,7 +234,7 @@ class Display(AbstractContextManager["Display"]):
             atexit.unregister(self.close)
             self._thread.join(PERIOD)  # it may wait for the broker; then it draws no more
             self._tell()
-            self._surface.close(self._text(self._seen.steps - self._seen.start, monotonic() - self._began))
+            self._surface.close(self._shown(self._seen.steps - self._seen.start, monotonic() - self._began))
 
     def _draw(self) -> None:
         while not self._over.wait(PERIOD):
@@ -341,19 +244,18 @@ class Display(AbstractContextManager["Display"]):
             while self._history[-1][0] - self._history[1][0] > WINDOW:
                 self._history.popleft()
             (earlier, before), (later, after) = self._history[0], self._history[-1]
-            text = self._text(after - before, later - earlier)
+            shown = self._shown(after - before, later - earlier)
             if not self._over.is_set():
-                self._surface.show(text, waits)
+                self._surface.show(shown, waits)
 
     def _tell(self) -> None:
         for line in self._news():
             self._surface.say(line)
 
-    def _text(self, steps: int, seconds: float) -> str:
-        """Return `line: 120 steps, loss 0.1234, 45.6 steps/s`; the rate is `steps` in `seconds`."""
-        loss = "" if self._seen.loss is None else f", loss {self._seen.loss:.4g}"
-        rate = f", {steps / seconds:.3g} steps/s" if steps and seconds else ""
-        return f"{self._name}: {self._seen.steps} steps{loss}{rate}"
+    def _shown(self, steps: int, seconds: float) -> Shown:
+        """Return what is shown now; the rate is `steps` in `seconds`."""
+        seen, rate = self._seen, steps / seconds if steps and seconds else None
+        return shown(self._name, seen.steps, seen.loss, seen.fit, rate)
 
 
 def display_of(
@@ -371,12 +273,13 @@ def display_of(
         name: Name of the run.
         seen: Losses that the script has seen.
         waits_for: Returns what the run waits for.
-        progress: True shows all, False nothing. None shows progress on a terminal only, elsewhere only `news`.
+        progress: True shows all, False nothing. None shows progress on a terminal and in a notebook, elsewhere only
+            `news`.
         news: Returns news of the workers; None if there can be none.
     """
     if progress is False or sys.stderr is None:
         return None
-    if progress or is_free_terminal():
+    if progress or has_surface():
         return Display(name, seen, waits_for, surface_for_progress(), news or list)
     return None if news is None else Display(name, seen, lambda: "", NewsAlone(sys.stderr), news)
 

@@ -13,9 +13,12 @@ from html import escape
 from pkgutil import resolve_name
 from typing import Any
 
+from stageline.pipeline.evaluation import Score
 from stageline.pipeline.program import Timed, check_schedule
 from stageline.pipeline.schedule import Action, Kind, Schedule
 from stageline.pipeline.tree import Tree
+
+from .fit_progress import FitProgress, shown
 
 MOST = 400  # points that are kept; two of them are about two pixels apart
 
@@ -108,16 +111,26 @@ def _ticks(low: float, high: float, *, most: int, whole: bool = False) -> list[f
 
 
 class Seen:
-    """Losses that the script has seen: `steps` counts from the run's beginning, `loss` is the newest known loss.
+    """Losses and evaluations that the script has seen: `steps` counts from the run's beginning, `loss` is the newest.
 
-    The thread that takes the replies writes once for each step; any thread may read.
+    The thread that takes the replies writes once for each step, and a fit for each evaluation; any thread may read.
     """
 
     def __init__(self, start: int) -> None:
         """Begin at step `start`."""
         self.start = self.steps = start
         self.loss: float | None = None
+        self.fit: FitProgress | None = None  # of the newest fit
         self.curve = LossCurve()
+
+    def begin_fit(self, end: int | None, epoch: int | None, metric: str) -> None:
+        """Note the beginning of a fit, whose `FitProgress` has these values."""
+        self.fit = FitProgress(end, epoch, metric)
+
+    def evaluated(self, newest: Score, best: Score | None) -> None:
+        """Note an evaluation of the fit, and the best one so far."""
+        if self.fit is not None:
+            self.fit = self.fit.evaluated(newest, best)
 
     def step_ended(self, done: "Future[Mapping[int, Tree]]") -> None:
         """Note the loss of a step whose replies have come; a failed step is not counted."""
@@ -222,6 +235,7 @@ def page(name: str, state: str, seen: Seen, workers: Sequence[str], timetable: T
     loss = "" if seen.loss is None else f", loss {seen.loss:.4g}"
     lines = [
         f"<b>{escape(name)}</b>: {escape(state)}, steps that have ended: {seen.steps}{loss}",
+        *([] if seen.fit is None else [shown("fit", seen.steps, None, seen.fit).html]),
         *map(escape, workers),
     ]
     points = seen.curve.points

@@ -14,7 +14,8 @@ import psutil
 
 from stageline.pipeline.model.stage_layout import StageLayout
 from stageline.pipeline.plan import Plan
-from stageline.workers.checkpoint.recut import continued, needs_recut
+from stageline.workers.checkpoint.continuable import needs_recut
+from stageline.workers.checkpoint.recut import continued
 from stageline.workers.checkpoint.saved import (
     NOTHING_TRAINED,
     NotSaved,

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -146,3 +147,30 @@ def test_what_a_run_waits_for_is_on_the_line(monkeypatch: pytest.MonkeyPatch):
         continue
     display.close()
     terminal.close()
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_a_fit_has_a_bar_its_evaluations_and_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch, columns: int):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = Terminal(monkeypatch)
+    batches = [(torch.ones(2, 2), torch.ones(2, 1))] * 3
+    with line(progress=None) as trained:
+        fitted = trained.fit(batches, epochs=2, held_out=batches, evaluate_every="epoch")
+    written = terminal.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.replace("\r\n", "\n")).rstrip("\n")
+    last = shown[shown.rindex("small ") :]
+    assert max(map(len, last.splitlines())) <= columns
+    assert last.startswith("small ━━━━")
+    text = " ".join(last.split())
+    assert "━ 6/6 steps, epoch 2/2 loss " in text
+    assert fitted.best is not None
+    assert text.endswith(f"loss {fitted.best.value:.4g} after step 6, it is the best")
+
+
+def test_a_page_of_a_fit_has_its_bar():
+    batches = [(torch.ones(2, 2), torch.ones(2, 1))] * 3
+    with line(progress=False) as trained:
+        trained.fit(batches, epochs=2, held_out=batches, evaluate_every=4)
+        page = trained._repr_html_()
+    assert '<b>fit</b>: <progress value="1.0000" style="width:50%"></progress> 6/6 steps, epoch 2/2, loss ' in page
+    assert "after step 4, it is the best<br>worker 0" in page

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.plan import Plan, PlanRefused
-from stageline.workers.checkpoint.recut import needs_recut
+from stageline.workers.checkpoint.continuable import needs_recut
 from stageline.workers.checkpoint.source import CheckpointSource
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.runs.folder import RESULT, Result
