@@ -22,7 +22,7 @@ same order comes to the same decision.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import isfinite
+from math import isfinite, nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +87,23 @@ class Criterion:
     """Criterion by which evaluations are compared: the value of `metric`, of which the lower or the higher is better.
 
     `patience`: a run stops after so many evaluations in a row without a better one, 1 or more; None: it never does.
+    `rates`: learning rate schedulers step by the value of each evaluation.
     """
 
     metric: str = "loss"
     better: Better = Better.LOWER
     patience: int | None = None
+    rates: bool = False
+
+    @property
+    def is_told(self) -> bool:
+        """True if stages need to know what an evaluation has found before they go on."""
+        return self.rates or self.patience is not None
+
+    def value(self, found: Mapping[str, float | None]) -> float:
+        """Return the value of the metric in the values of an evaluation; nan for None."""
+        value = found[self.metric]
+        return nan if value is None else value
 
     def prefers(self, value: float, other: float) -> bool:
         """Return True if `value` is better than `other`. Equal values are not."""

@@ -228,13 +228,18 @@ def lr_scheduler_of(plan: Plan) -> LrSchedulerFactory | None:
     return None if scheduler is None else _made(scheduler, "lr_scheduler", base_folder(plan), _LR_SCHEDULER)
 
 
-def steps_between(scheduler: LrSchedulerPlan | None, epoch: int) -> int:
-    """Return the number of steps between two of a learning rate scheduler's, where an epoch has `epoch` steps."""
+def steps_between(scheduler: LrSchedulerPlan | None, epoch: int) -> int | None:
+    """Return the number of steps between two of a learning rate scheduler's, where an epoch has `epoch` steps.
+
+    Returns None for a scheduler that follows evaluations.
+    """
     match scheduler and scheduler.every:
         case int(steps):
             return steps
         case "epoch":
             return epoch
+        case "evaluation":
+            return None
         case _:
             return 1
 

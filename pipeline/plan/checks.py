@@ -224,6 +224,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("schedule.name", "schedule.mode", "schedule.microbatches", *_STAGES), delayed),
     (_IN_STEP, training_checks.accumulated),
     (("evaluation", "model.metrics", "data.dataset", "data.held_out"), training_checks.evaluation),
+    (("lr_scheduler", "evaluation", "data.source"), training_checks.by_evaluation),
     (("schedule.name", "schedule.window", *_STAGES), window),
     (("queues.codec", *_STAGES), _codecs),
     (("schedule.name", "schedule.times"), timed),

@@ -48,6 +48,15 @@ def evaluation(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError("data.held_out", 'there are no rows to evaluate: add held_out = "data.py:test"')
 
 
+def by_evaluation(plan: PlanTables) -> Iterator[PlanError]:
+    """Yield an error if learning rates follow evaluations, and there are none between the steps."""
+    follows = plan.lr_scheduler is not None and plan.lr_scheduler.every == "evaluation"
+    if follows and not plan.scripted and (plan.evaluation is None or plan.evaluation.every is None):
+        yield PlanError(
+            "lr_scheduler.every", 'it requires evaluations between the steps: add evaluation.every = 100, or "epoch"'
+        )
+
+
 def data(plan: PlanTables) -> Iterator[PlanError]:
     """Yield an error if the plan names neither a source nor a dataset, or both, or gives a source keys of a dataset."""
     data = plan.data

@@ -1,7 +1,7 @@
 """Evaluated batches: every microbatch runs forward through every stage, and nothing else runs.
 
     stage 1  --- evaluation-2 --->   stage 2         put by 1F0 of an evaluated batch
-    worker 2 --- verdict-0, verdict-1 --->           True if a run that may end early goes on after a round
+    worker 2 --- verdict-0, verdict-1 --->           what follows from a round: the run ends, or rates change
 
 Of a stage with replicas, the first replica runs all microbatches. Evaluation has queues of its own, so that messages of
 training keep their numbers: step * microbatches + microbatch.
@@ -21,27 +21,26 @@ class Evaluation:
     """Pass for a run that evaluates.
 
     Attributes:
-        may_end: True if the worker of the last stage decides after each round whether the run ends, and tells the
-            others.
+        is_told: True if the worker of the last stage tells the others what follows from each round.
         by_credit: True if a stage's consumer says how far the stage may be ahead of it. In a script's run, the script
             waits for replies.
     """
 
-    may_end: bool = False
+    is_told: bool = False
     by_credit: bool = True
 
     @classmethod
-    def of(cls, batches: int, patience: int | None = None) -> "tuple[Evaluation, ...]":
+    def of(cls, batches: int, *, is_told: bool = False) -> "tuple[Evaluation, ...]":
         """Return the pass of a run that evaluates by itself; none for a run that does not.
 
         Args:
             batches: Batches of each round; 0 for a run without rounds.
-            patience: Rounds without a better one after which the run ends; None if it never does.
+            is_told: True if all workers need to know what follows from a round.
         """
-        return (cls(may_end=patience is not None),) if batches else ()
+        return (cls(is_told=is_told),) if batches else ()
 
     def lower(self, program: Program) -> Program:
-        """Return `program` with evaluated batches and, in a run that may end early, queues of verdicts."""
+        """Return `program` with evaluated batches and, if all are told what follows, queues of verdicts."""
         schedule = program.schedule
         lists: OpLists = tuple(
             tuple(self._op(program, action) for action in actions)
@@ -69,7 +68,7 @@ class Evaluation:
                 window=2 * count + 2,  # one batch may wait while the next one is computed
             )
         decides = owner(program.last)
-        for worker in range(program.script if self.may_end else 0):
+        for worker in range(program.script if self.is_told else 0):
             if worker != decides:
                 yield Queue(
                     name=f"verdict-{worker}",

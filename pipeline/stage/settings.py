@@ -24,7 +24,7 @@ class StageSettings:
             layer.
         device: Device that holds the weights, and computes.
         lr_scheduler: Makes a learning rate scheduler from the optimizer.
-        lr_every: Updates between two steps of that scheduler; 0 if each update is told.
+        lr_every: Updates between two steps of that scheduler; 0 if each update is told, None to follow evaluations.
         groups: Settings of the optimizer for parameters by their names.
         stash_weights: True if a backward uses the weights that its forward used (PipeDream, SOSP'19, section 3.3).
         delay_weights: True if all microbatches of a step use the weights before the newest update (PipeDream-2BW,
@@ -43,7 +43,7 @@ class StageSettings:
     seed: int = 0
     device: str | torch.device = "cpu"
     lr_scheduler: LrSchedulerFactory | None = None
-    lr_every: int = 1
+    lr_every: int | None = 1
     groups: Sequence[ParameterGroup] = ()
     stash_weights: bool = False
     delay_weights: bool = False

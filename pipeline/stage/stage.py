@@ -47,7 +47,7 @@ from .layers.passage import (
 from .layers.skipped_calls import plain_layers
 from .settings import StageSettings
 from .stage_state import NamedTensors, StageState, capture_state, restore_state
-from .stage_update import OptimizerFactory, StageUpdate, UpdatedFiles, make_optimizer
+from .stage_update import OptimizerFactory, StageUpdate, UpdatedFiles, demand_steps, make_optimizer
 
 
 class _NotGiven:
@@ -301,6 +301,10 @@ class Stage(NamedTensors):
         if moved:
             self._output_guard = OutputGuard(self._body, self.index)
 
+    def evaluated(self, value: float) -> None:
+        """Step a scheduler that follows evaluations, by the `value` that the newest one has found."""
+        self._update.evaluated(value)
+
     def evaluate(self, x: Tree, *, step: int = 0, microbatch: int = 0, owned: bool = False, ema: bool = False) -> Tree:
         """Return the stage's output in evaluation mode, without stash and gradients, seeded as in `forward`.
 
@@ -396,6 +400,7 @@ def _update_of(
 ) -> StageUpdate:
     made = None if optimizer is None else make_optimizer(optimizer, trainable, settings.groups)
     scheduler = None if settings.lr_scheduler is None or made is None else settings.lr_scheduler(made)
+    demand_steps(scheduler, settings.lr_every)
     weight_files, files = settings.offload.weight_files, settings.offload.files
     average = average_of(index, body, settings.ema_decay, copied if weight_files is None else weight_files.copied)
     updated = None if files is None else UpdatedFiles(files, state=settings.offload.optimizer)

@@ -36,6 +36,7 @@ from torch.optim import optimizer as torch_optimizer
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.features.averages import NoAverage
 from stageline.pipeline.model_names import matches
+from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.file_memory import FileMemory
 from stageline.pipeline.stage.layers.memory import copied
 
@@ -180,6 +181,26 @@ def _plain(value: Any) -> Any:
             return value
 
 
+def demand_steps(scheduler: torch.optim.lr_scheduler.LRScheduler | None, every: int | None) -> None:
+    """Raise `ModelRefused` if `scheduler` steps by a value, and does not follow evaluations.
+
+    Args:
+        scheduler: The learning rate scheduler of a stage.
+        every: Updates between two of its steps; None if it follows evaluations.
+    """
+    if scheduler is not None and every is not None and _takes_value(scheduler):
+        raise ModelRefused(
+            Setting("lr_scheduler.factory"),
+            f": {type(scheduler).__name__} steps by the value of an evaluation; use ",
+            Setting("lr_scheduler.every", "evaluation"),
+        )
+
+
+def _takes_value(scheduler: torch.optim.lr_scheduler.LRScheduler) -> bool:
+    """Return True if a step takes a value that was measured, as that of `ReduceLROnPlateau` does."""
+    return "metrics" in inspect.signature(scheduler.step).parameters
+
+
 class UpdatedFiles:
     """The files of what an optimizer changes: parameters, or the state that it keeps, or both."""
 
@@ -259,7 +280,7 @@ class StageUpdate:
         self,
         optimizer: torch.optim.Optimizer | None,
         lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None,
-        lr_every: int,
+        lr_every: int | None,
         average: NoAverage,
         files: UpdatedFiles | None,
         note: Callable[[str], object],
@@ -269,7 +290,7 @@ class StageUpdate:
         Args:
             optimizer: Updates the parameters; None if there is nothing to update.
             lr_scheduler: Steps after every `lr_every` steps.
-            lr_every: Steps between two of the scheduler's; 0 if each update is told.
+            lr_every: Steps between two of the scheduler's; 0 if each update is told, None to follow evaluations.
             average: Averages of the weights.
             files: Files that hold weights, or the optimizer's state; None if both are in memory.
             note: Called with the name of the part that runs next.
@@ -298,7 +319,18 @@ class StageUpdate:
             self._files.step(self.optimizer)
         self.optimizer.zero_grad()
         self.average.update()
-        if self.lr_scheduler is not None and (step is None or (step + 1) % (self._lr_every or epoch) == 0):
+        if self.lr_scheduler is not None and self._is_due(step, epoch):
             self._note(LR_SCHEDULER)
             self.lr_scheduler.step()
         return True
+
+    def evaluated(self, value: float) -> None:
+        """Step a scheduler that follows evaluations; one that takes a value is given `value`."""
+        if self.lr_scheduler is None or self._lr_every is not None:
+            return
+        self._note(LR_SCHEDULER)
+        step: Callable[..., object] = self.lr_scheduler.step
+        step(*([value] if _takes_value(self.lr_scheduler) else []))
+
+    def _is_due(self, step: int | None, epoch: int) -> bool:
+        return self._lr_every is not None and (step is None or (step + 1) % (self._lr_every or epoch) == 0)

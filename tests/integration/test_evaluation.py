@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.plan import PlanRefused, read_plan
 from stageline.workers.checkpoint.source import checkpoint_rows, source_in
 from stageline.workers.cli.app import run
@@ -97,6 +98,40 @@ def test_a_metric_that_is_no_number_is_told_and_ends_nothing(tmp_path: Path):
     assert facts["best"]["step"] == plain.best
 
 
+PLATEAU = (
+    "lr_scheduler.factory=torch.optim.lr_scheduler.ReduceLROnPlateau",
+    "lr_scheduler.factor=0.5",
+    "lr_scheduler.patience=0",
+    "lr_scheduler.every=evaluation",
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_learning_rates_may_follow_what_the_rounds_find(layout: str, tmp_path: Path):
+    facts = in_memory(tmp_path, *LAYOUTS[layout], *PLATEAU)
+    check(facts, evaluated_loop(plateau=True))
+    assert evaluated_loop(plateau=True).losses != evaluated_loop().losses
+
+
+def test_a_run_whose_rates_follow_evaluations_may_also_end_early(tmp_path: Path):
+    facts = in_memory(tmp_path, *PLATEAU, "evaluation.patience=1")
+    plain = evaluated_loop(patience=1, plateau=True)
+    check(facts, plain)
+    assert plain.steps < STEPS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [[("worker-0", 5 * 10)], [("worker-1", 5 * 8), ("worker-2", 5 * 13)]])
+def test_a_replaced_worker_has_the_rates_that_followed_the_rounds(
+    kills: list[tuple[str, int]], fork_server: ForkServer, tmp_path: Path
+):
+    sets = (*PLATEAU, f"run.dir={tmp_path}")
+    outcome = fork_server.train(PLAN, *sets, folder=tmp_path / "run", kills=kills)
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["not killed"] == []
+    assert outcome["facts"]["weights_sha256"] == evaluated_loop(plateau=True).weights_sha256
+
+
 REFUSED = {
     "evaluation={patience=3}": r"evaluation.patience = 3: it requires several evaluations: add evaluation.every = 100",
     "evaluation.patience=0": r"evaluation.patience = 0: expected a whole number of at least 1",
@@ -117,6 +152,16 @@ def test_a_plan_that_cannot_evaluate_is_refused(change: str):
     more = () if "evaluation={" in change or "patience" in change else more
     with pytest.raises(PlanRefused, match=REFUSED[change]):
         read_plan(FOLDER, sets=[change, *more], environment={})
+
+
+def test_rates_cannot_follow_evaluations_that_are_not_there():
+    with pytest.raises(PlanRefused, match=r'lr_scheduler.every = "evaluation": it requires evaluations between'):
+        read_plan(FOLDER, sets=[*PLATEAU, "evaluation={}"], environment={})
+
+
+def test_a_scheduler_that_steps_by_a_value_has_to_follow_evaluations(tmp_path: Path):
+    with pytest.raises(ModelRefused, match=r'ReduceLROnPlateau steps by .* use lr_scheduler.every = "evaluation"'):
+        in_memory(tmp_path, *PLATEAU[:3])
 
 
 def test_a_source_that_holds_nothing_back_is_refused(workspace: Workspace):

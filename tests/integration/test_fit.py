@@ -166,6 +166,21 @@ def test_fit_that_was_killed_and_is_resumed_stops_at_the_same_step(workspace: Wo
 
 
 @pytest.mark.slow
+def test_rates_that_follow_evaluations_are_the_same_after_losses_and_a_resume(workspace: Workspace) -> None:
+    """A checkpoint after 8 steps is of before the step of the schedulers by the evaluation that follows it."""
+    whole = result(workspace, "inline", PLATEAU="1")
+    terms = {"PLATEAU": "1", "SNAPSHOT_EVERY": "4"}
+    script = workspace.start("script", str(SCRIPT), "processes", "kill", "worker-0", "8", "script", "12", **terms)
+    script.communicate()
+    assert script.returncode == -signal.SIGKILL
+    found = result(workspace, "processes", "resume", **terms)
+    assert found["first"] > 0
+    kept = ("steps", "loss", "evaluations", "best", "weights")
+    assert {name: found[name] for name in kept} == {name: whole[name] for name in kept}
+    assert whole["weights"] != plain()[0]["weights"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "snapshots"), [(10, 5), (17, 5), (10, 4)])
 def test_fit_whose_processes_were_all_killed_is_resumed_over_redis(
     workspace: Workspace, at: int, snapshots: int

@@ -98,6 +98,58 @@ def test_a_lines_scheduler_steps_after_each_epoch_of_a_fit(accumulate: int, work
     assert (first.steps, fitted.steps, fitted.loss) == (5 // accumulate, 12 // accumulate, plain.losses[-1])
 
 
+PLATEAU = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0)
+FOLLOWS: dict[str, Any] = {**GIVEN, "lr_scheduler": PLATEAU, "lr_every": "evaluation", "cut": [1, 3], "microbatches": 2}
+
+
+def _followed(steps: int, batches: Any, held_out: Any) -> PlainLoop:
+    model = SMALL.build()
+    optimizer = SGD(model.parameters())
+    plain, scheduler = PlainLoop(model, SMALL.loss, optimizer, 2), PLATEAU(optimizer)
+    for step in range(steps):
+        plain.train([batches[step % len(batches)]])
+        if (step + 1) % 2 == 0:
+            model.eval()
+            with torch.no_grad():
+                parts = zip(held_out[0].tensor_split(2), held_out[1].tensor_split(2), strict=True)
+                scheduler.step(sum(SMALL.loss(model(x), y).item() * len(x) for x, y in parts) / len(held_out[0]))
+            model.train()
+    assert optimizer.param_groups[0]["lr"] < 0.3  # it was halved
+    return plain
+
+
+def test_a_lines_rates_may_follow_the_evaluations_of_a_fit() -> None:
+    batches, held_out = _batches(5), SMALL.batch(9, 4)
+    with Line(SMALL.build(), **FOLLOWS) as line:
+        fitted = line.fit(batches, steps=9, held_out=[held_out], evaluate_every=2)
+        assert not differing(line.state_dict(), _followed(9, batches, held_out).state())
+        with pytest.raises(ModelRefused, match=r'lr_every = "evaluation": step alone does not evaluate'):
+            line.step(*batches[0])
+        with pytest.raises(ValueError, match=r'lr_every = "evaluation": say after how many steps'):
+            line.fit(batches, steps=12)
+    assert fitted.steps == 9
+
+
+def test_a_scheduler_that_steps_by_a_value_has_to_follow_evaluations() -> None:
+    with pytest.raises(ModelRefused, match=r'lr_scheduler.*ReduceLROnPlateau steps by .* use lr_every = "evaluation"'):
+        Line(SMALL.build(), **{**FOLLOWS, "lr_every": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [3, 4])
+def test_rates_that_follow_evaluations_go_on_from_what_was_saved(saved: int, tmp_path: Path) -> None:
+    """After 4 steps there is an evaluation, by which no scheduler has stepped before the next step."""
+    batches, held_out = _batches(5), SMALL.batch(9, 4)
+    given = {**FOLLOWS, "workers": "processes", "folder": tmp_path}
+    wanted = {"held_out": [held_out], "evaluate_every": 2}
+    with Line(SMALL.build(), **given) as line:
+        line.fit(batches, steps=saved, **wanted)
+        line.save(tmp_path / "saved")
+    with Line.resume(tmp_path / "saved", SMALL.build(), **given) as line:
+        line.fit(batches, steps=9, **wanted)
+        assert not differing(line.state_dict(), _followed(9, batches, held_out).state())
+
+
 def test_only_fit_knows_how_long_an_epoch_is() -> None:
     ((x, y),) = _batches(1)
     with Line(SMALL.build(), lr_every="epoch", stages=2, **GIVEN) as line:
@@ -111,7 +163,7 @@ def test_only_fit_knows_how_long_an_epoch_is() -> None:
 
 
 def test_what_cannot_be_is_refused(workspace: Workspace, capsys: Any) -> None:
-    with pytest.raises(PlanRefused, match=r'lr_every = 0: expected "step", "epoch" or a number of steps of at least 1'):
+    with pytest.raises(PlanRefused, match=r'lr_every = 0: expected "step", "epoch", "evaluation" or a number of'):
         Line(SMALL.build(), lr_every=0, **GIVEN)
     with (
         Line(SMALL.build(), lr_every="epoch", accumulate=2, stages=2, **GIVEN) as line,

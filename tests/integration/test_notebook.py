@@ -73,4 +73,5 @@ def test_the_notebook_runs_and_an_interrupt_ends_a_line_and_nothing_else(tmp_pat
     assert told.startswith("stageline: the run is in runs/line-")
     assert text(afterwards).startswith("0 processes\nthis line is closed")
     assert text(afterwards).endswith("True\n")
-    assert html(afterwards).startswith("<b>line</b>: closed: KeyboardInterrupt was raised")
+    assert html(afterwards).startswith("<b>line</b>: 1 steps, loss ")  # of the second line
+    assert "<b>line</b>: closed: KeyboardInterrupt was raised" in html(afterwards)

@@ -104,9 +104,9 @@ ROWS = (
         "an lr_scheduler without its arguments", "StepLR", "missing 1 required positional argument: 'step_size'"
     ),
     lr_scheduler(
-        "an lr_scheduler that needs a value each step",
+        "an lr_scheduler that steps by a value",
         "ReduceLROnPlateau",
-        "the learning rate scheduler: TypeError: ReduceLROnPlateau.step()",
+        'ReduceLROnPlateau steps by the value of an evaluation; use lr_scheduler.every = "evaluation"',
     ),
     plan("a learning rate at which it explodes", "lr = 0.1", "lr = 1e38", "is nan", "stageline replay", code=1),
     loss("`os._exit(0)` in the loss", "os._exit(0)", "(status 0)", "stage 1, forward, at loss (/", "/model.py, line "),

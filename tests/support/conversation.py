@@ -79,7 +79,7 @@ class Conversation:
         """Those that the process of place `index` has an end of."""
         config = self.core.run.config
         passes = [ScriptCalls()] if config.scripted else []
-        return compile_program(config.schedule, [SumExchange(), Evaluation(may_end=True), *passes]).ends_of(index)
+        return compile_program(config.schedule, [SumExchange(), Evaluation(is_told=True), *passes]).ends_of(index)
 
 
 def name(index: int) -> bytes:

@@ -41,15 +41,18 @@ def evaluated_loop(
     patience: int | None = None,
     every: int | None = EVERY,
     metrics: tuple[str, ...] = ("accuracy", "highest"),
+    *,
+    plateau: bool = False,
 ) -> EvaluatedLoop:
-    """Trains and evaluates; stops after `patience` rounds in a row that were not better."""
+    """Trains and evaluates; stops after `patience` rounds in a row that were not better. `plateau` halves the learning
+    rate after each of them."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
     net = _load(FOLDER, "model.py:build")()
     measures = {name: _load(FOLDER, f"model.py:{name}") for name in metrics}
-    plain = PlainLoop(
-        net, cross_entropy, torch.optim.SGD(net.parameters(), lr=0.9, momentum=0.5), MICROBATCHES, seed=SEED
-    )
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.9, momentum=0.5)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    plain = PlainLoop(net, cross_entropy, optimizer, MICROBATCHES, seed=SEED)
     source, found = _load(FOLDER, "data.py:batches")(batch_size=ROWS, seed=SEED), EvaluatedLoop()
     best, since = None, 0
     for step in range(1, STEPS + 1):
@@ -62,6 +65,8 @@ def evaluated_loop(
                 best, found.best, since = value, step, 0
             else:
                 since += 1
+            if plateau:
+                scheduler.step(value)
             if patience is not None and since >= patience and step < STEPS:
                 break
     found.steps, found.losses = step, plain.losses

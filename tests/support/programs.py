@@ -26,7 +26,7 @@ def calls_of(
 ) -> PlanCalls:
     """`steps` of a schedule with what `passes` add, and with what the rest asks for."""
     wanted = [*passes, SumExchange()]
-    wanted += Evaluation.of(rounds.batches, (criterion or Criterion()).patience)
+    wanted += Evaluation.of(rounds.batches, is_told=(criterion or Criterion()).is_told)
     if replayed_from is not None and replayed_from < steps:
         wanted.append(Replays(replayed_from))
     program = compile_program(schedule, wanted)

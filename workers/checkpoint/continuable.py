@@ -118,8 +118,12 @@ def _demand_longer(plan: Plan, source: CheckpointSource, found: Sequence[Differe
             source,
             "it is asynchronous, and no microbatch was in flight at its end, as in a longer run; begin another run",
         )
-    scheduler = plan.lr_scheduler
-    if scheduler is None or scheduler.factory.removeprefix(_TORCH) in _ENDLESS or any(each.of_rates for each in found):
+    scheduler, renewed = plan.lr_scheduler, any(each.of_rates for each in found)
+    if renewed and scheduler is not None and scheduler.every == "evaluation":
+        raise _ends(source, "its learning rates would follow evaluations of before; leave lr_scheduler as it was")
+    if renewed or scheduler is None or scheduler.every == "evaluation":
+        return
+    if scheduler.factory.removeprefix(_TORCH) in _ENDLESS:
         return
     settings = ", ".join(f"{key} = {value!r}" for key, value in scheduler.options.items())
     raise _ends(

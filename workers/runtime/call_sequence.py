@@ -106,6 +106,8 @@ class CallSequence:
         if isinstance(self._executor.feed, CallFeed):
             self._executor.feed.open(call)
         self._executor.begin_call(ema=call.ema, settled=call.settled, epoch=call.epoch)
+        if call.value is not None:
+            self._executor.told(call.step, call.value)
         self.open = call
         return instructions
 

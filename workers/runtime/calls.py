@@ -83,6 +83,7 @@ class Call:
         state: Weights by the unsplit model's names, of a LOAD.
         ema: True if averages stand for weights.
         epoch: Steps of an epoch, of a TRAIN whose script knows it; else 0.
+        value: Value of an evaluation just before a TRAIN, which schedulers step by; None if none step by it.
         settled: True if all workers have carried out the call, and the script has their replies.
         reply: Reply of this worker to a settled call.
     """
@@ -96,6 +97,7 @@ class Call:
     state: Mapping[str, Tensor] | None = None
     ema: bool = False
     epoch: int = 0
+    value: float | None = None
     settled: bool = False
     reply: Tree = None
 
@@ -187,7 +189,7 @@ def encode_call(call: Call) -> Tree:
     """Return the payload of `call` for a CALL queue."""
     state: Tree = None if call.state is None else {**call.state}
     place = call.number, call.step, call.evaluation
-    return (call.kind.value, *place, call.inputs, call.targets, state, call.ema, call.epoch)
+    return (call.kind.value, *place, call.inputs, call.targets, state, call.ema, call.epoch, call.value)
 
 
 def settled_call(call: Call, reply: Tree) -> Tree:
@@ -214,11 +216,12 @@ def decode_call(payload: Tree) -> Call:
             dict() | None as state,
             bool(ema),
             int(epoch),
+            float() | None as value,
         ) if kind in _KINDS and all(isinstance(each, Tensor) for each in (state or {}).values()):
-            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state, ema, epoch)
+            return Call(CallKind(kind), number, step, evaluation, inputs, targets, state, ema, epoch, value)
         case _:
             raise CallRefused(
-                f"a call is (kind, number, step, evaluation, inputs, targets, state, ema, epoch); this one is "
+                f"a call is (kind, number, step, evaluation, inputs, targets, state, ema, epoch, value); this one is "
                 f"{describe(payload)}"
             )
 

@@ -142,6 +142,7 @@ class Executor:
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
         self._epoch = 0
+        self._value: tuple[int, float] | None = None  # steps before the newest evaluation, and what it has found
         self.computes: dict[
             tuple[int, str], Compute
         ] = {}  # by copy and kind of operation, within the built-in features
@@ -181,6 +182,10 @@ class Executor:
         self.sums = Sums()
         self.gives_up = settled
         self._ema, self._epoch = ema, epoch
+
+    def told(self, step: int, value: float) -> None:
+        """Note the value of the evaluation after `step` steps: schedulers that follow evaluations step by it."""
+        self._value = step, value
 
     def evaluated(self, step: int) -> EvaluationRecord:
         """Return means over the rows of the round of evaluation after `step` steps, and end the round."""
@@ -235,6 +240,8 @@ class Executor:
             return None
 
         def update(instruction: Instruction, received: Sequence[Tree]) -> Tree:
+            if self._value is not None and self._value[0] == instruction.step:
+                stage.evaluated(self._value[1])
             if is_last:
                 self._end_step(stage, instruction.step)
             stage.update(instruction.step, self._epoch)

@@ -161,7 +161,7 @@ class Job:
         passes = (
             *self.passes,
             *self._passes_of_calls,
-            *Evaluation.of(self.rounds.batches, criterion.patience),
+            *Evaluation.of(self.rounds.batches, is_told=criterion.is_told),
             *Replays.of(self.replayed_from),
         )
         made = compile_program(self.schedule, passes)

@@ -3,8 +3,9 @@
     steps 0-99 ──> round 0 ──> verdict 0 ──> steps 100-199 ──> round 1 ──> ...
 
 No worker waits for another between two calls, with two exceptions. In a run that chooses its schedule, each step is a
-call that waits for the broker's order (`orders.py`). In a run that may end early, the worker of the last stage gives a
-verdict after each round: a retained message to each other worker, so that a replacement learns it again.
+call that waits for the broker's order (`orders.py`). In a run that may end early, or whose learning rates follow
+evaluations, the worker of the last stage gives a verdict after each round: a retained message to each other worker, so
+that a replacement learns it again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,9 +44,9 @@ class PlanCalls:
     orders: FixedSchedule = field(default_factory=FixedSchedule)
 
     @property
-    def may_end(self) -> bool:
-        """True if the run may end after a round of evaluation."""
-        return self.criterion.patience is not None and self.rounds.every is not None
+    def has_verdicts(self) -> bool:
+        """True if the steps after a round of evaluation wait for what follows from it."""
+        return self.criterion.is_told and self.rounds.every is not None
 
     def instructions(self, worker: int, start: int = 0) -> Iterator[Instruction]:
         """Yield everything that `worker` computes from step `start` on, if the run does not end early."""
@@ -67,6 +68,7 @@ class PlanCalls:
         return PlanCallSource(self, parts)
 
 
+Verdict = tuple[bool, float | None]  # whether the run ends, and the value that schedulers step by
 Begin = Callable[[float], Iterator[Instruction] | None]  # returns None if the call has not come after so many seconds
 
 
@@ -133,7 +135,7 @@ class PlanCallSource(CallSource):
                 yield steps.start, partial(self._train, steps)
             if rounds.due(end):
                 yield end, partial(self._evaluate, end)
-            if calls.may_end and end < rounds.steps:
+            if calls.has_verdicts and end < rounds.steps:
                 yield end, partial(self._judge, end)
             start = end
 
@@ -164,28 +166,31 @@ class PlanCallSource(CallSource):
             parts.measured(evaluation_line(found.step, found.values, parts.now(), None))
 
     def _judge(self, step: int, timeout: float) -> Iterator[Instruction] | None:
-        """End the run after step `step` if the verdict on the round says so.
+        """End the run after step `step` if the verdict on the round says so, or give schedulers the round's value.
 
         The worker of the last stage decides by the figures of all rounds, and tells the others. Nothing else decides:
-        each time, the step is the same.
+        each time, the step is the same. Schedulers step with the next update: a snapshot of this step is of before.
         """
         parts, number = self._parts, self._calls.rounds.before(step)
-        ends = self._take_verdict(number, timeout) if self._verdicts else self._decided()
-        if ends is None:
+        verdict = self._take_verdict(number, timeout) if self._verdicts else self._decided()
+        if verdict is None:
             return None
+        ends, value = verdict
         for name in self._told:
             self._telling = CallWait(
                 f"room in {name} for the verdict on round {number}", name, number, f"verdict {number}"
             )
-            parts.put_reply(name, number, ends)
+            parts.put_reply(name, number, ends if value is None else verdict)
         parts.progress.judged(number, parts.now())
         if ends:
             parts.keep(step)
             self._left = iter(())
+        if value is not None:
+            parts.executor.told(step, value)
         parts.pump(0)
         return iter(())
 
-    def _take_verdict(self, number: int, timeout: float) -> bool | None:
+    def _take_verdict(self, number: int, timeout: float) -> Verdict | None:
         (name,) = self._verdicts
         wait = CallWait(f"the verdict on round {number} of evaluation", name, number, f"verdict {number}")
         self._parts.progress.waiting_for_call(wait, self._parts.now())
@@ -194,10 +199,15 @@ class PlanCallSource(CallSource):
             return None
         if message.number != number:
             raise OutOfPlace(f"the verdict on round {message.number} arrived on {name}, and round {number} is over")
-        return bool(message.payload)
+        match message.payload:
+            case (bool(ends), float(value)):
+                return ends, value
+            case ends:
+                return bool(ends), None
 
-    def _decided(self) -> bool:
+    def _decided(self) -> Verdict:
         for record in self._parts.progress.evaluations[self._judged :]:
             self._standing = self._standing.after(record.step, record.values)
         self._judged = len(self._parts.progress.evaluations)
-        return self._standing.stops
+        criterion, newest = self._calls.criterion, self._parts.progress.evaluations[-1]
+        return self._standing.stops, criterion.value(newest.values) if criterion.rates else None

@@ -155,10 +155,10 @@ class LineOptions:
         Argument("lr_scheduler.factory", ValueKind(callable, "a function of an optimizer"), _object("lr_scheduler")),
     ] = None
     lr_every: Annotated[
-        int | Literal["epoch"],
+        int | Literal["epoch", "evaluation"],
         Argument(
             "lr_scheduler.every",
-            ValueKind(_is_place, '"epoch" or a number of steps of at least 1'),
+            ValueKind(_is_place, '"epoch", "evaluation" or a number of steps of at least 1'),
             needs="lr_scheduler",
         ),
     ] = 1
@@ -241,6 +241,10 @@ class LineOptions:
         bool | None,  # whether it is drawn; None: if stderr is a terminal
         Argument(kind=_one_of(bool, "True, False or None")),
     ] = None
+
+    def follows(self, every: str) -> bool:
+        """Return True if a learning rate scheduler steps at the end of each "epoch", or "evaluation"."""
+        return self.lr_scheduler is not None and self.lr_every == every
 
     @property
     def other_keys(self) -> Mapping[str, object]:

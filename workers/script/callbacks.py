@@ -1,6 +1,6 @@
 """Callbacks of `Line.fit`, its options, and its result."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +10,7 @@ from stageline.pipeline.evaluation import Better, Criterion, Score
 from stageline.workers.runs.tensorboard import EventFile, writer_class
 from stageline.workers.script.calls.calls import StepLoss
 
+from .arguments import LineOptions
 from .checks import short
 from .fit_batches import FitBatches
 
@@ -144,19 +145,20 @@ class FitOptions:
         return Criterion(self.metric, Better(self.better or Better.LOWER), self.patience)
 
 
-def demand_fit(options: FitOptions, metrics: Iterable[str], cannot_save: str) -> None:
+def demand_fit(options: FitOptions, line: LineOptions, cannot_save: str) -> None:
     """Raise `ValueError` if an option is unusable; the error names the argument, its value and the expected values.
 
     Args:
         options: Options of the fit.
-        metrics: Names of the line's metrics.
+        line: Arguments of the line.
         cannot_save: Why the line saves no checkpoint; "" if it does.
     """
-    if wrong := next(_complaints(options, ["loss", *metrics], cannot_save), None):
+    if wrong := next(_complaints(options, line, cannot_save), None):
         raise ValueError(wrong)
 
 
-def _complaints(options: FitOptions, metrics: Sequence[str], cannot_save: str) -> Iterator[str]:
+def _complaints(options: FitOptions, line: LineOptions, cannot_save: str) -> Iterator[str]:
+    metrics = ["loss", *line.named_metrics]
     for name in ("epochs", "steps", "evaluate_every", "patience"):
         value = getattr(options, name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -169,6 +171,8 @@ def _complaints(options: FitOptions, metrics: Sequence[str], cannot_save: str) -
     if options.better is None and options.metric != "loss":
         yield f'metric = {options.metric!r}: pass better="higher" or better="lower", whichever is the better one'
     if options.evaluate_every is None:
+        if line.follows("evaluation"):
+            yield 'lr_every = "evaluation": say after how many steps to evaluate, with evaluate_every='
         for name in ("held_out", "patience", "best"):
             if getattr(options, name) is not None:
                 given = short(getattr(options, name))

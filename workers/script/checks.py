@@ -17,7 +17,7 @@ from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.tree import Tree, tensors
 
-from .arguments import ARGUMENTS, MEASURE, LineCall
+from .arguments import ARGUMENTS, MEASURE, LineCall, LineOptions
 
 TARGETS = "labels"  # the key of the targets in a batch that is a dict, by default as in transformers
 _SETTING = '{"recovery.lease": "30s"}'
@@ -117,6 +117,21 @@ def _device_complaint(name: str) -> str:
             return f"torch {torch.__version__} was built without MPS"
         case "xpu" if not torch.xpu._is_compiled():
             return f"torch {torch.__version__} was built without XPU"
+    return ""
+
+
+def outside_fit(options: LineOptions) -> str:
+    """Return why a line with these arguments cannot do a step that is not one of a `fit`; "" if it can."""
+    if options.follows("epoch"):
+        return (
+            'lr_every = "epoch": step alone does not know where an epoch ends. Train with fit, whose batches have a '
+            "len(), or make the line with the number of steps in an epoch, such as lr_every=len(loader)"
+        )
+    if options.follows("evaluation"):
+        return (
+            'lr_every = "evaluation": step alone does not evaluate. Train with fit, held_out= and evaluate_every=, '
+            "or make the line with a scheduler that needs no value, and a number of steps"
+        )
     return ""
 
 

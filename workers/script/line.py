@@ -23,7 +23,7 @@ from .begin import ScriptRun, displayed
 from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
 from .calls.calls import Replies, StepLoss, UnansweredCalls, copied, only, total
 from .calls.page import Seen, Timetable, page
-from .checks import TARGETS, batches_of, demand_batch
+from .checks import TARGETS, batches_of, demand_batch, outside_fit
 from .first_batch import begin_line
 from .fit_batches import FitBatches, end_of, held_out_of, known_epoch, steps_from, steps_of_epoch
 from .fitting import EvaluationLog, Fit
@@ -44,7 +44,8 @@ class Line(AbstractContextManager["Line"]):
         loss: Function of (outputs, targets) that returns a 0-dimensional tensor, the mean over rows.
         optimizer: Function that makes an optimizer from a stage's parameters, such as `partial(SGD, lr=0.1)`.
         lr_scheduler: Function that makes a scheduler from an optimizer; None for none.
-        lr_every: Number of steps after which the scheduler advances; "epoch" for those of an epoch of `fit`.
+        lr_every: Number of steps after which the scheduler advances; in a `fit` also "epoch", or "evaluation" for a
+            scheduler such as `ReduceLROnPlateau`.
         clip_norm: Largest norm of the gradients over all stages; larger ones are scaled down to it before the update.
         ema_decay: Decay of an exponential moving average of the weights, as in torch's `AveragedModel`. Methods read
             the averages with `ema=True`.
@@ -103,7 +104,7 @@ class Line(AbstractContextManager["Line"]):
         self._options = options
         self._begun = begin_line(options)
         self._evaluations, self._fits = self._open_log(), 0
-        self._epoch = 0  # steps of an epoch, during a fit that has to know
+        self._epoch: int | None = None  # steps of an epoch, in a fit; 0 if nothing counts them
         self._seen = Seen(self._run.position)
         self._display = displayed(self._begun, options, self._seen)
 
@@ -171,13 +172,10 @@ class Line(AbstractContextManager["Line"]):
                 shape or for other numbers of rows. The line has not changed.
             RunFailed: The run has failed, in this or an earlier step.
             ComputeFailed: Inline, the model, the loss or the data raised.
-            ModelRefused: `lr_every` is "epoch", and the step is not one of a `fit`.
+            ModelRefused: `lr_every` is "epoch" or "evaluation", and the step is not one of a `fit`.
         """
-        if self._counts_epochs and not self._epoch:
-            raise ModelRefused(
-                'lr_every = "epoch": step alone does not know where an epoch ends. Train with fit, whose batches have '
-                "a len(), or make the line with the number of steps in an epoch, such as lr_every=len(loader)"
-            )
+        if wrong := outside_fit(self._options) if self._epoch is None else "":
+            raise ModelRefused(wrong)
         done = self._submit(CallKind.TRAIN, x, y)
         done.add_done_callback(self._seen.step_ended)
         return StepLoss.of(done)
@@ -233,18 +231,18 @@ class Line(AbstractContextManager["Line"]):
             best=best,
             callbacks=callbacks,
         )
-        demand_fit(wanted, self._options.named_metrics, self._run.cannot_save)
+        demand_fit(wanted, self._options, self._run.cannot_save)
         self._fits += 1
         differs = self._run.of_fit(self._fits)
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs, targets)
         measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
-        self._epoch = length("lr_every") if self._counts_epochs else 0
+        self._epoch = length("lr_every") if self._options.follows("epoch") else 0
         self._seen.begin_fit(end, known_epoch(batches, self._options.accumulate), metric)
         try:
             return Fit(self, each, wanted, self._evaluations, self._fits, measure, end, self._seen.evaluated).run()
         finally:
-            self._epoch = 0
+            self._epoch = None
 
     def evaluate(
         self, batches: Iterable[Batch | Mapping[str, Tree]], *, ema: bool = False, targets: str = TARGETS
@@ -372,10 +370,6 @@ class Line(AbstractContextManager["Line"]):
             self._display.close()
 
     @property
-    def _counts_epochs(self) -> bool:
-        return self._options.lr_scheduler is not None and self._options.lr_every == "epoch"
-
-    @property
     def _keeps_averages(self) -> bool:
         return self._options.ema_decay is not None
 
@@ -388,7 +382,9 @@ class Line(AbstractContextManager["Line"]):
         for inputs, targets in [(x, y)] if of_step == 1 else batches_of_step(x, y, of_step):
             demand_batch(inputs, targets)
             self._begin_with(inputs, self._options.accumulate // of_step)
-        return self._call(Call(kind, inputs=copied(x), targets=copied(y), ema=ema, epoch=self._epoch))
+        value = self._seen.value_at(self.position) if self._options.follows("evaluation") else None
+        call = Call(kind, inputs=copied(x), targets=copied(y), ema=ema, epoch=self._epoch or 0, value=value)
+        return self._call(call)
 
     def _call(self, call: Call) -> "Future[Replies]":
         """Submit a call and return the future of its replies; errors of earlier calls are raised here at the latest."""

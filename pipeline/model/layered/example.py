@@ -174,7 +174,7 @@ class Example:
 _ONE_ROW = "its example has 1. Give an example of 2 rows or more, or no batch more rows than microbatches"
 _ONE_SIZE = (
     "its forward needs that number. Give an example with the rows of one microbatch, and all batches the rows of their "
-    "microbatches; or let the forward take x.shape[0] where it takes len(x)"
+    "microbatches"
 )
 _FEWER_ROWS = "with more it may do something else. Take more microbatches, or smaller batches"
 _MORE_ROWS = (

@@ -11,7 +11,7 @@ The markers are those of torch.distributed.pipelining; a forward pre-hook of all
 import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
@@ -29,6 +29,7 @@ from stageline.pipeline.tree import Tree, leaves, map_leaves
 
 from .as_in_eager import as_in_eager
 from .example import Example
+from .lengths import len_left_open
 from .output import COMPUTED, COMPUTED_KINDS, plain_output
 from .refusal import does_not_fit, own_error, refused
 
@@ -69,6 +70,15 @@ def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str
     Raises:
         ModelRefused: torch.export's reason, or the model's own if the example does not fit it.
     """
+    forward = _traced_forward(model, example, names)
+    if forward.example.rows.is_one and not example.rows.is_one:
+        with suppress(ModelRefused), len_left_open(model):
+            other = _traced_forward(model, example, names)
+            return forward if other.example.rows.is_one else other
+    return forward
+
+
+def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
     called = _Called(model, example)
     try:
         with _marked(model, names, called.record.calls), with_memory(model), _unsaid(), torch.set_grad_enabled(trains):

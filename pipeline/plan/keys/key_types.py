@@ -301,8 +301,8 @@ Autocast = Annotated[
     Literal["bf16"], BeforeValidator(_no_float16, json_schema_input_type=Literal["bf16"]), Accepts('"bf16"')
 ]
 Every = Annotated[
-    Literal["step", "epoch"] | Annotated[int, Field(strict=True, ge=1)],
-    Accepts('"step", "epoch" or a number of steps of at least 1'),
+    Literal["step", "epoch", "evaluation"] | Annotated[int, Field(strict=True, ge=1)],
+    Accepts('"step", "epoch", "evaluation" or a number of steps of at least 1'),
 ]
 EvaluationEvery = Annotated[
     Literal["epoch"] | Annotated[int, Field(strict=True, ge=1)],

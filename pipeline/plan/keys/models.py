@@ -183,7 +183,8 @@ class PlanTables(Section):
         choice = self.evaluation
         if choice is None:
             return None
-        return Criterion(choice.metric, Better(choice.better or Better.LOWER), choice.patience)
+        rates = self.lr_scheduler is not None and self.lr_scheduler.every == "evaluation"
+        return Criterion(choice.metric, Better(choice.better or Better.LOWER), choice.patience, rates)
 
     @property
     def measures_cut(self) -> bool:

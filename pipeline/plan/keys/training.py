@@ -210,7 +210,8 @@ class LrSchedulerPlan(FactorySection):
     )
     every: Every = Field(
         default="step",
-        description="When it steps: after each step, after the last step of each epoch, or after so many steps.",
+        description="When it steps: after each step, after the last step of each epoch, after each evaluation, by its "
+        "value, or after so many steps.",
         examples=["epoch"],
     )
 

@@ -29,7 +29,7 @@ PLAIN = make_schedule("1f1b", line(3), 4)
 FROZEN = make_schedule("1f1b", line(3), 4, first_trainable=1)
 REPLICATED = make_schedule("1f1b", ((0,), (1,), (2,), (3,)), 4, shares=((1,), (1, 1), (1,)))
 EVERYTHING: list[tuple[Schedule, list[Pass]]] = [
-    (PLAIN, [TiedStages(((0, 2),)), NormClipping(), Evaluation(may_end=True), ScriptCalls()]),
+    (PLAIN, [TiedStages(((0, 2),)), NormClipping(), Evaluation(is_told=True), ScriptCalls()]),
     (PLAIN, [TiedStages(((0, 2),), "step")]),
     (FROZEN, [Replays(3)]),
     (REPLICATED, [SumExchange()]),

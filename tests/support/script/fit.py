@@ -8,6 +8,7 @@ fit.py processes raise 6              a callback raises then
 fit.py processes interrupt 6          Ctrl-C comes then
 fit.py processes kill-all 10          all processes of the run are killed then, and this one
 QUEUES=redis://... fit.py processes   over those queues
+PLATEAU=1 fit.py processes            the learning rate follows the evaluations
 fit.py inline
 fit.py tcp://127.0.0.1:7000           with workers that join there
 """
@@ -27,6 +28,7 @@ import psutil
 import torch
 from pids import processes
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stageline import Callback, Line
 from stageline.workers.script.calls.calls import StepLoss
@@ -78,6 +80,8 @@ def main() -> None:
         loss=nn.functional.cross_entropy,
         optimizer=partial(torch.optim.AdamW, lr=0.03),
         microbatches=3,
+        lr_scheduler=partial(ReduceLROnPlateau, factor=0.5, patience=0) if "PLATEAU" in os.environ else None,
+        lr_every="evaluation",
         metrics=[overfitted.accuracy],
         workers="processes" if joins else WORKERS,
         broker=WORKERS if joins else None,

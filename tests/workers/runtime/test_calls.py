@@ -25,7 +25,7 @@ X, Y = torch.arange(10.0).reshape(5, 2), torch.arange(5)
 @pytest.mark.parametrize("ema", [False, True])
 @pytest.mark.parametrize("kind", CallKind)
 def test_a_call_comes_as_it_was_put(kind: CallKind, *, ema: bool) -> None:
-    call = Call(kind, 7, 5, 1, {"x": X}, None, {"0.weight": Y}, ema, epoch=9)
+    call = Call(kind, 7, 5, 1, {"x": X}, None, {"0.weight": Y}, ema, epoch=9, value=0.5)
     assert decode_call(encode_call(call)) == call
 
 
@@ -35,14 +35,15 @@ def test_a_call_comes_as_it_was_put(kind: CallKind, *, ema: bool) -> None:
         None,
         X,
         ("train", 0, 0, 0, None, None),
-        ("drain", 0, 0, 0, None, None, None, False, 0),
-        ("load", 0, 0, 0, 0, 0, {"a": 1}, False, 0),
-        ("state", 0, 0, 0, None, None, None, 1, 0),
-        ("train", 0, 0, 0, X, Y, None, False, None),
+        ("drain", 0, 0, 0, None, None, None, False, 0, None),
+        ("load", 0, 0, 0, 0, 0, {"a": 1}, False, 0, None),
+        ("state", 0, 0, 0, None, None, None, 1, 0, None),
+        ("train", 0, 0, 0, X, Y, None, False, None, None),
+        ("train", 0, 0, 0, X, Y, None, False, 0, "1"),
     ],
 )
 def test_what_is_not_a_call_is_refused(payload: Any) -> None:
-    with pytest.raises(CallRefused, match=r"a call is \(kind, number, step, .*, inputs, targets, state, ema, epoch\)"):
+    with pytest.raises(CallRefused, match=r"a call is \(kind, number, step, .*, ema, epoch, value\)"):
         decode_call(payload)
 
 

@@ -64,7 +64,7 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         ({"broker": 3}, "broker = 3: expected an address such as"),
         ({"folder": None}, "folder = None: expected the path of a folder"),
         ({"folder": ""}, "folder = '': expected the path of a folder"),
-        ({"lr_every": 1.5}, 'lr_every = 1.5: expected "epoch" or a number of steps of at least 1'),
+        ({"lr_every": 1.5}, 'lr_every = 1.5: expected "epoch", "evaluation" or a number of steps of at least 1'),
         ({"progress": "no"}, "progress = 'no': expected True, False or None"),
         ({"resume": 3}, "resume = 3: expected the folder of a run"),
     ],

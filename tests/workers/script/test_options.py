@@ -1,13 +1,25 @@
 """What `fit` refuses before the first step."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stageline.pipeline.evaluation import Better, Criterion
+from stageline.workers.script.arguments import LineOptions
 from stageline.workers.script.callbacks import Callback, FitOptions, demand_fit
 
+
+def accuracy(outputs: Any, targets: Any) -> float:
+    return 1.0
+
+
+LINE = LineOptions(loss=cross_entropy, optimizer=SGD, metrics=[accuracy])
+FOLLOWS = replace(LINE, lr_scheduler=ReduceLROnPlateau, lr_every="evaluation")
 EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
 
 
@@ -39,12 +51,18 @@ EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
 )
 def test_a_wrong_option_is_named_with_its_value(options: dict[str, Any], named: str):
     with pytest.raises(ValueError, match=re.escape(named)):
-        demand_fit(FitOptions(**options), ["accuracy"], "there is no disk")
+        demand_fit(FitOptions(**options), LINE, "there is no disk")
 
 
 def test_of_the_loss_the_lower_is_better():
-    demand_fit(FitOptions(**EVALUATES), [], "")
+    demand_fit(FitOptions(**EVALUATES), LINE, "")
     assert FitOptions(**EVALUATES).criterion == Criterion("loss", Better.LOWER, None)
     assert FitOptions(metric="accuracy", better="higher", patience=3).criterion == (
         Criterion("accuracy", Better.HIGHER, 3)
     )
+
+
+def test_rates_that_follow_evaluations_need_some():
+    demand_fit(FitOptions(**EVALUATES), FOLLOWS, "")
+    with pytest.raises(ValueError, match='lr_every = "evaluation": say after how many steps to evaluate'):
+        demand_fit(FitOptions(), FOLLOWS, "")

@@ -121,6 +121,7 @@ class Seen:
         self.start = self.steps = start
         self.loss: float | None = None
         self.fit: FitProgress | None = None  # of the newest fit
+        self._newest: Score | None = None  # evaluation of a fit
         self.curve = LossCurve()
 
     def begin_fit(self, end: int | None, epoch: int | None, metric: str) -> None:
@@ -129,8 +130,13 @@ class Seen:
 
     def evaluated(self, newest: Score, best: Score | None) -> None:
         """Note an evaluation of the fit, and the best one so far."""
+        self._newest = newest
         if self.fit is not None:
             self.fit = self.fit.evaluated(newest, best)
+
+    def value_at(self, step: int) -> float | None:
+        """Return the value that a fit has found after `step` steps; None if its newest evaluation is another."""
+        return self._newest.value if self._newest is not None and self._newest.step == step else None
 
     def step_ended(self, done: "Future[Mapping[int, Tree]]") -> None:
         """Note the loss of a step whose replies have come; a failed step is not counted."""
