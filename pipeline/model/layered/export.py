@@ -70,15 +70,15 @@ def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str
     Raises:
         ModelRefused: torch.export's reason, or the model's own if the example does not fit it.
     """
-    forward = _traced_forward(model, example, names)
+    forward = _traced_forward(model, example, names, trains=trains)
     if forward.example.rows.is_one and not example.rows.is_one:
         with suppress(ModelRefused), len_left_open(model):
-            other = _traced_forward(model, example, names)
+            other = _traced_forward(model, example, names, trains=trains)
             return forward if other.example.rows.is_one else other
     return forward
 
 
-def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
+def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str], *, trains: bool) -> Forward:
     called = _Called(model, example)
     try:
         with _marked(model, names, called.record.calls), with_memory(model), _unsaid(), torch.set_grad_enabled(trains):

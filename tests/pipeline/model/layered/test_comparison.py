@@ -200,7 +200,7 @@ def test_a_model_that_trains_as_its_graphs_do_is_accepted_and_left_as_it_is() ->
     assert sorted(called) == ["gradient", "update"]
 
 
-class Asking(Net):
+class ElsewhereEvaluated(Net):
     """Evaluates by other operators while it is traced."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -211,8 +211,8 @@ class Asking(Net):
 
 
 def test_a_difference_of_rounding_in_evaluation_alone_is_a_warning() -> None:
-    with pytest.warns(RuntimeWarning, match="in evaluation mode, the graphs of the Asking round otherwise"):
-        layers = traced(Asking(), torch.randn(30, 4))
+    with pytest.warns(RuntimeWarning, match="in evaluation mode, the graphs of the ElsewhereEvaluated round otherwise"):
+        layers = traced(ElsewhereEvaluated(), torch.randn(30, 4))
     assert layers.difference == ""
     cut_model(layers)
 
