@@ -251,7 +251,7 @@ def test_a_script_is_told_of_its_argument(workspace: Workspace) -> None:
     line = partial(Line, small.build, cut=small.cut[:1], loss=small.loss, optimizer=SGD, folder=workspace.folder)
     with pytest.raises(PlanRefused, match='schedule = "script:mine": in the rows that it returned, line 1: 0B0'):
         line(schedule=mine)
-    with pytest.raises(ModelRefused, match=r'schedule = "script:broken": called for .* and 1: ValueError: not yet'):
+    with pytest.raises(ModelRefused, match=r'schedule = "script:broken": called for .* and 4: ValueError: not yet'):
         line(schedule=broken)
 
 
