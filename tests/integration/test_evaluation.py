@@ -132,6 +132,15 @@ def test_a_replaced_worker_has_the_rates_that_followed_the_rounds(
     assert outcome["facts"]["weights_sha256"] == evaluated_loop(plateau=True).weights_sha256
 
 
+@pytest.mark.slow
+def test_all_processes_of_a_stage_have_the_rates_that_follow_the_rounds(fork_server: ForkServer, tmp_path: Path):
+    """Their leader alone is told what a round has found."""
+    sets = (*PLATEAU, "stage.1.shard=2", f"run.dir={tmp_path}")
+    outcome = fork_server.train(PLAN, *sets, folder=tmp_path / "run")
+    assert outcome["code"] == 0, outcome["reason"]
+    assert outcome["facts"]["weights_sha256"] == evaluated_loop(plateau=True).weights_sha256
+
+
 REFUSED = {
     "evaluation={patience=3}": r"evaluation.patience = 3: it requires several evaluations: add evaluation.every = 100",
     "evaluation.patience=0": r"evaluation.patience = 0: expected a whole number of at least 1",

@@ -281,7 +281,18 @@ class Group:
         )
 
 
-HANDED = ("forward", "backward", "norms", "update", "evaluate", "state_dict", "snapshot", "state", "restore")
+HANDED = (
+    "forward",
+    "backward",
+    "norms",
+    "update",
+    "evaluate",
+    "evaluated",
+    "state_dict",
+    "snapshot",
+    "state",
+    "restore",
+)
 
 
 class LeadingStage:

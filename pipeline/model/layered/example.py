@@ -2,11 +2,12 @@
 
 The inputs of every microbatch must be like those of the example, but for the number of rows, and the number of tokens:
 
-example of 2 rows or more      a graph for microbatches of 2 rows or more
+example of 2 rows or more      a graph for microbatches of 2 rows or more, and of 1 row if that has the model's bits
 example of 1 row               a graph for microbatches of 1 row
 
 torch.export takes a dimension of size 1 to be 1 for ever, and what it has found for other sizes, it has found for 2 and
-more: with 1 row, or none, the model may do something else. What else a forward asks of a size, torch.export tells.
+more: with 1 row the model may do something else, which is compared. What else a forward asks of sizes, torch.export
+tells.
 """
 
 from collections.abc import Sequence
@@ -95,6 +96,14 @@ class Example:
         if depend(given, 0, 1):
             raise ModelRefused("the forward compares the number of rows with that of tokens")
         return Example(self._inputs, found, self.tokens.within(open_sizes(given, 1, self.length)))
+
+    def from_one_row(self) -> "Example | None":
+        """Return the example, for one row, too; None unless it is for two rows or more."""
+        return Example(self._inputs, Sizes(1, self.rows.most), self.tokens) if self.rows.least == 2 else None
+
+    def first_row(self) -> "Example":
+        """Return an example of the first row."""
+        return Example(map_tensors(lambda each: each[:1], self._inputs))
 
     def of_another_length(self) -> "Example | None":
         """Return an example of texts of about half the length, or if they cannot be so short, of one token more.

@@ -70,8 +70,8 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
     Args:
         model: The model.
         example: Inputs of a batch: a tensor, a dict of the model's arguments, or a tuple of them; tensors of any dtype,
-            of shape (rows, ...). With 2 rows or more, microbatches may have any number of rows from 2 on; with 1 row,
-            they have 1 row each.
+            of shape (rows, ...). With 2 rows or more, microbatches may have any number of rows from 2 on, and 1 row if
+            that has the same bits in the layers; with 1 row, they have 1 row each.
         within: Names of modules that are no layers: the modules in them are.
 
     Raises:
@@ -118,45 +118,102 @@ def _found(said: Sequence[warnings.WarningMessage]) -> list[str]:
 
 def _traced(model: torch.nn.Module, inputs: Example, candidates: Sequence[str]) -> _Traced:
     with warnings.catch_warnings(record=True, action="always") as said:
-        training = traced_forward(model, inputs, candidates)
-        with evaluating(model):
-            evaluation = traced_forward(model, training.example, candidates)
-        return TracedLayers(model, candidates, training, evaluation), said
+        training = traced_forward(model, inputs, candidates, trains=True)
+        evaluation = _evaluation(model, training.example, candidates)
+        pieces = _cut(model, training, evaluation)
+        layers = TracedLayers(model, candidates, pieces, evaluation.example)
+    return _of_one_row(model, candidates, pieces, layers) or layers, said
+
+
+def _evaluation(model: torch.nn.Module, example: Example, candidates: Sequence[str]) -> Forward:
+    with evaluating(model), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # which evaluation needs not
+        try:
+            return traced_forward(model, example, candidates, trains=False)
+        except ModelRefused:  # such as nested tensors, which torch's modules only make without gradients
+            return traced_forward(model, example, candidates, trains=True)
+
+
+def _of_one_row(
+    model: torch.nn.Module, candidates: Sequence[str], pieces: "CutForwards", layers: "TracedLayers"
+) -> "TracedLayers | None":
+    """Return the layers for microbatches of one row, too; None if one row has other bits in them, or is refused.
+
+    What torch.export found for two rows and more need not be so for one, which is therefore compared as well.
+    """
+    wide = layers.example.from_one_row()
+    if wide is None or layers.difference:
+        return None
+    try:
+        with warnings.catch_warnings(record=True, action="always") as said:
+            found = TracedLayers(model, candidates, pieces, wide, wide.first_row())
+    except ModelRefused:  # the model itself does not take it, such as a BatchNorm
+        return None
+    return None if found.difference or _found(said) else found
+
+
+@dataclass(frozen=True, slots=True)
+class CutForwards:
+    """The forwards of a model in both modes, training first, cut into the pieces of its layers.
+
+    Attributes:
+        names: Names of the layers.
+        calls: Names of the modules that the forward calls, in training mode.
+        modes: The pieces of each mode, and the output.
+    """
+
+    names: Sequence[str]
+    calls: Sequence[str]
+    modes: Sequence[tuple[Sequence[TracedPiece], Tree]]
+
+
+def _cut(model: torch.nn.Module, training: Forward, evaluation: Forward) -> CutForwards:
+    """Return the pieces of those modules that the traced forwards call once. Raises `ModelRefused` without any."""
+    names = _calls_of_layers(model, training, evaluation)
+    return CutForwards(
+        names, training.calls, [(pieces_of(each, names), each.output) for each in (training, evaluation)]
+    )
 
 
 class TracedLayers(Layers):
-    """The layers of a model that torch.export has traced."""
+    """The layers of a model that torch.export has traced.
+
+    Attributes:
+        example: The example of the trace, with the sizes that microbatches may have.
+    """
 
     def __init__(
-        self, model: torch.nn.Module, candidates: Sequence[str], training: Forward, evaluation: Forward
+        self,
+        model: torch.nn.Module,
+        candidates: Sequence[str],
+        pieces: CutForwards,
+        example: Example,
+        compared: Example | None = None,
     ) -> None:
-        """Make the layers of those candidates that the traced forwards call.
+        """Make the layers, and compare them with the model.
 
         Args:
             model: The model.
             candidates: Names of the modules that may be layers.
-            training: The forward in training mode.
-            evaluation: The forward in evaluation mode, for no sizes that the one in training mode is not for.
+            pieces: The traced forwards.
+            example: The example, with the sizes that both forwards are for.
+            compared: The microbatch to compare with; None for the example.
         """
-        self._candidates, self._calls, self._inputs = candidates, training.calls, evaluation.example
-        names = _calls_of_layers(model, training, evaluation)
-        modes = [pieces_of(forward, names) for forward in (training, evaluation)]
+        self._candidates, self._calls, self.example = candidates, pieces.calls, example
+        of_modes = [of_mode for of_mode, _ in pieces.modes]
         needed = [
-            frozenset(name for piece in pieces for name in piece.state.values()) for pieces in zip(*modes, strict=True)
+            frozenset(name for piece in both for name in piece.state.values()) for both in zip(*of_modes, strict=True)
         ]
-        parts = parts_of_layers(model, names, needed)
-        functions = [
-            _functions(pieces, parts, self._inputs, forward.output)
-            for pieces, forward in zip(modes, (training, evaluation), strict=True)
-        ]
+        parts = parts_of_layers(model, pieces.names, needed)
+        functions = [_functions(of_mode, parts, example, output) for of_mode, output in pieces.modes]
         both = zip(parts, *functions, strict=True)
         super().__init__(model, [TwoModes(each.call, each.names, *modes_of) for each, *modes_of in both])
         self._hooks = all_hooks(model)
-        self.difference = difference_of(model, self.names, self.bound, self._inputs)
+        self.difference = difference_of(model, self.names, self.bound, compared or example)
 
     def has_any_length(self) -> bool:
         """Return True if a text of another length than the example's has the same bits in the layers, or is refused."""
-        other = self._inputs.of_another_length()
+        other = self.example.of_another_length()
         try:
             with warnings.catch_warnings(action="ignore"):
                 return other is None or not difference_of(self.model, self.names, self.bound, other)

@@ -26,7 +26,7 @@ Compute = Callable[..., Any]
 
 
 def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
-    """Return the 0-dimensional loss that `function` computes from `output` and `target`.
+    """Return the loss that `function` computes from `output` and `target`, 0-dimensional.
 
     Args:
         function: The loss function.
@@ -37,8 +37,8 @@ def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
         LossNotScalar: `function` returned something else. Exceptions of `function` pass.
     """
     loss = function(output, target)
-    if isinstance(loss, torch.Tensor) and loss.dim() == 0:
-        return loss
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss.reshape(())  # `loss.backward()` takes one number of any shape, too
     raise LossNotScalar(
         f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
         f"it returned {describe(loss) if isinstance(loss, torch.Tensor) else repr(loss)}. "

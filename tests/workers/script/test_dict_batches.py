@@ -79,8 +79,29 @@ def test_a_dict_without_the_targets_is_refused_with_its_keys(taker: str) -> None
     assert f'{taker}(batches, targets="' in str(refused.value)
 
 
-@pytest.mark.parametrize("form", [lambda loss: loss + 1, lambda loss: sum([loss, loss * 2]), lambda loss: loss.mean()])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda loss: loss + 1,
+        lambda loss: sum([loss, loss * 2]),
+        lambda loss: 0.5 * loss.mean(),
+        lambda loss: loss[None],
+    ],
+    ids=["+ 1", "sum", "0.5 *", "[1]"],
+)
 def test_a_loss_may_be_any_expression_of_one_number(form: Any) -> None:
-    with line(loss=lambda outputs, targets: form(nn.functional.cross_entropy(outputs, targets))) as trained:
-        assert trained.fit(batches(), epochs=1).loss is not None
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return form(nn.functional.cross_entropy(outputs, targets))  # type: ignore[no-any-return]
+
+    with line(loss=loss, cut=[1], microbatches=1) as trained:
+        model = nn.Sequential(Masked(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+        model.load_state_dict(trained.state_dict())
+        optimizer = ADAM(model.parameters())
+        for x, y in pairs():
+            value = loss(model(x), y)
+            value.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert trained.fit(batches()).loss == value.item()
+        assert all(torch.equal(trained.state_dict()[name], each) for name, each in model.state_dict().items())
         assert trained.evaluate(batches())["loss"] > 0

@@ -13,7 +13,7 @@ import torch
 
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.checkpoint.snapshot import AVERAGES, WEIGHTS, SnapshotDamaged
-from stageline.workers.checkpoint.source import NoCheckpoint, source_in
+from stageline.workers.checkpoint.source import CheckpointSource, NoCheckpoint, source_in
 from stageline.workers.checkpoint.trained_weights import averages_file, weights_file
 from stageline.workers.disk.tensor_file import forms_in, read_tensors
 from stageline.workers.runs import folder as runs
@@ -135,7 +135,7 @@ def weights_in(folder: Path, step: int | None, *, ema: bool = False, best: bool 
     source = source_in(folder)
     if best:
         source, step = source.best_checkpoint()
-    if step is None and not source.present:
+    if step is None and (not source.present or _set_at_end(source)):
         return _finished(folder, ema=ema)
     found = source.step_of(step)
     source.demand_all(found)
@@ -146,6 +146,12 @@ def weights_in(folder: Path, step: int | None, *, ema: bool = False, best: bool 
     folders = [source.snapshots.path(stage, found) for stage in source.first_replicas]
     files, averages = ([each / name for each in folders] for name in (WEIGHTS, AVERAGES))
     return _stored(f"run {source.run} after {found} steps", found, files, averages, ema=ema)
+
+
+def _set_at_end(source: CheckpointSource) -> bool:
+    """Return True if a script's last weights are here, which it may have set after the last checkpoint."""
+    files = (weights_file(source.folder, stage) for stage in source.first_replicas)
+    return source.plan.scripted and runs.result_in(source.folder) is not None and all(map(Path.exists, files))
 
 
 def take_weights(

@@ -29,7 +29,7 @@ class Asking(nn.Module):
 @pytest.mark.parametrize(
     ("ask", "taken", "refused", "reason"),
     [
-        (lambda x: x * 2 if x.shape[0] < 5 else x, 4, 5, "for microbatches of 2 to 4 rows: with more .* smaller"),
+        (lambda x: x * 2 if x.shape[0] < 5 else x, 4, 5, "for microbatches of 1 to 4 rows: with more .* smaller"),
         (lambda x: x * 2 if x.shape[0] > 2 else x, 9, 2, "for microbatches of 3 rows or more: with fewer"),
         (lambda x: x * 2 if x.shape[0] % 2 else x, 3, 5, "for microbatches of 3 rows, since its forward needs"),
         (lambda x: x + sum(range(len(x))), 3, 4, "4 rows in a microbatch.* of 3 rows, since"),

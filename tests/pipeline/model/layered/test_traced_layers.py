@@ -165,6 +165,24 @@ def test_a_batch_with_a_microbatch_of_one_row_is_refused_and_an_example_of_one_r
         assert torch.equal(line.predict(x), ones)
 
 
+def test_microbatches_of_one_row_are_computed_where_they_have_the_models_bits() -> None:
+    """The last batch of an epoch has often such a microbatch; a BatchNorm over rows takes none."""
+    x = torch.randn(5, 2)
+    options: dict[str, Any] = {"stages": 2, "loss": functional.mse_loss, "optimizer": ADAM, "workers": "inline"}
+    model = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1), nn.Linear(3, 2)).eval()
+    with torch.no_grad():
+        rows = torch.cat([model(part) for part in x.tensor_split(4)])
+    with Line(traced(model, torch.randn(2, 2)), microbatches=4, **options) as line:
+        assert torch.equal(line.predict(x), rows)
+        line.step(x, x)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    with (
+        Line(traced(model, torch.randn(2, 2)), microbatches=4, **options) as line,
+        pytest.raises(DataError, match=r"the input has 1 row in a microbatch \(5 rows in 4 microbatches\)"),
+    ):
+        line.step(x, x)
+
+
 def test_an_example_that_does_not_fit_is_told_with_the_models_own_error_alone(capfd) -> None:
     model, said = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(2, 2)), KeptRecords()
     logger = logging.getLogger("torch._subclasses.fake_tensor")

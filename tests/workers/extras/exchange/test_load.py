@@ -186,6 +186,24 @@ def test_the_run_of_a_script_is_loaded_into_the_module_that_is_passed(workspace:
         load(line.folder, model=nn.Linear(4, 8))
 
 
+@pytest.mark.slow
+def test_weights_that_a_script_sets_after_its_last_step_are_those_of_its_run(workspace: Workspace) -> None:
+    """`export` wrote those of before, and `load` called them damaged."""
+    sgd = partial(torch.optim.SGD, lr=0.1)
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    with Line(build, cut=[2], loss=nn.functional.cross_entropy, optimizer=sgd, folder=workspace.folder) as line:
+        line.step(torch.randn(6, 4), torch.tensor([0, 1] * 3))
+        wanted = {name: tensor + 1 for name, tensor in line.state_dict().items()}
+        line.load_state_dict(wanted)
+    assert line.folder is not None
+    assert workspace.here("export", str(line.folder), "end.safetensors") == 0
+    exported, loaded = load_file(workspace.folder / "end.safetensors"), load(line.folder, model=build()).state_dict()
+    assert all(torch.equal(wanted[name], each[name]) for each in (exported, loaded) for name in wanted)
+
+
 def test_the_code_of_a_script_whose_workers_joined_by_names_must_be_that_of_the_run(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
