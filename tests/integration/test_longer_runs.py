@@ -83,6 +83,20 @@ def test_replicas_of_a_stage_go_on_each_from_its_own_snapshot(workspace: Workspa
 
 
 @pytest.mark.slow
+def test_rates_that_follow_evaluations_go_on(workspace: Workspace) -> None:
+    """The last round of the shorter run is no round of the longer one."""
+    plateau = ("lr_scheduler.factory=torch.optim.lr_scheduler.ReduceLROnPlateau", "lr_scheduler.patience=0")
+    follows = (*plateau, "lr_scheduler.every=evaluation", "evaluation.every=2", "optimizer.lr=3.0")
+    whole = trained(workspace, "run.steps=12", *follows)
+    short = trained(workspace, "run.steps=5", *follows)
+    longer = trained(workspace, "run.steps=12", *follows, resume=short["run"])
+    assert longer["weights_sha256"] == whole["weights_sha256"]
+    found, wanted = (rates(workspace.folder / "runs" / each["run"]) for each in (longer, whole))
+    assert found == wanted
+    assert len({tuple(each) for _, each in wanted}) > 1
+
+
+@pytest.mark.slow
 def test_a_new_schedule_has_its_own_rates_from_where_the_run_goes_on(workspace: Workspace) -> None:
     whole = trained(workspace, "run.steps=10", *COSINE, "lr_scheduler.T_max=10")
     short = trained(workspace, "run.steps=6", *COSINE, "lr_scheduler.T_max=6")

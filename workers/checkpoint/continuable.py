@@ -27,7 +27,14 @@ from stageline.workers.runs import folder as runs
 from .source import CheckpointSource
 
 _TORCH = "torch.optim.lr_scheduler."
-_ENDLESS = ("StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingWarmRestarts", "CyclicLR")  # know no total
+_ENDLESS = (
+    "StepLR",
+    "MultiStepLR",
+    "ExponentialLR",
+    "CosineAnnealingWarmRestarts",
+    "CyclicLR",
+    "ReduceLROnPlateau",
+)  # know no total
 
 
 _CUT = ("model.cut", "model.stages")
@@ -46,7 +53,8 @@ def needs_recut(plan: Plan, source: CheckpointSource) -> bool:
     if not found:
         return False
     longer = any(each.lengthens for each in found)
-    renewed = longer and plan.lr_scheduler is not None and source.plan.lr_scheduler is not None
+    schedules = plan.lr_scheduler, source.plan.lr_scheduler
+    renewed = longer and all(each is not None and each.every != "evaluation" for each in schedules)
     replicated = plan.shares or source.plan.shares
     moved = [each for each in found if each.of_layout]
     if others := [each for each in found if not (each.of_layout or each.lengthens or (renewed and each.of_rates))]:

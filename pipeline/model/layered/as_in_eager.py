@@ -1,10 +1,13 @@
-"""Choices of transformers while torch.export traces a forward, made as in a plain call where they can be.
+"""Choices that libraries make while torch.export traces a forward, made as in a plain call where they can be.
 
-transformers asks whether it is traced, and computes something else then, with other bits:
+They ask whether something traces them, and compute something else then, with other bits:
 
-without an attention mask        a plain call leaves the mask out: scaled_dot_product_attention is causal by itself, and
-                                 repeats no keys; a traced one makes a mask, since its graph might get a length of 1
+masks of transformers            a plain call without an attention mask leaves the causal mask out, and does not repeat
+                                 keys of grouped heads: scaled_dot_product_attention does both by itself. A traced one
+                                 makes a mask, since its graph might get a length of 1
 positions that count up          a plain call sees that no samples are packed into one row; a traced one cannot look
+nn.TransformerEncoderLayer,      a plain call that needs no gradient takes one fast operator; a traced one does not
+nn.MultiheadAttention
 
 A graph here gets no lengths for which the forward decides otherwise, and positions that `torch.arange` has made are
 known to count up. A mask that is an input stays: a plain call looks at its values.
@@ -12,36 +15,44 @@ known to count up. A mask that is an input stays: a plain call looks at its valu
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.overrides import TorchFunctionMode, has_torch_function
 
 _MASKS, _EXPORTING, _PACKED = "transformers.masking_utils", "is_torchdynamo_exporting", "find_packed_sequence_indices"
+_KEEP_COUNTING = ("add", "__add__", "__radd__", "unsqueeze")
+_PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor, type(None))
 
 
 @contextmanager
 def as_in_eager() -> Iterator[None]:
-    """Let transformers' masks be made in the context as in a call that nothing traces."""
-    names = vars(sys.modules[_MASKS]) if _MASKS in sys.modules else {}
-    former = {name: names[name] for name in (_EXPORTING, _PACKED) if name in names}
-    if len(former) < 2:
+    """Let the libraries choose in the context as in a call that nothing traces."""
+    with ExitStack() as stack:
+        if not torch.is_grad_enabled():
+            _replace(stack, "torch.overrides", has_torch_function=_has_torch_function)
+            _replace(stack, "torch.nn.modules.activation", _is_make_fx_tracing=lambda: False)
+        if packed := getattr(sys.modules.get(_MASKS), _PACKED, None):
+            counting = stack.enter_context(_Counting())
+            new = {_EXPORTING: lambda: False, _PACKED: lambda x: None if counting.has(x) else packed(x)}
+            _replace(stack, _MASKS, **new)
         yield
-        return
-    with _Counting() as counting:
-        names.update({_EXPORTING: lambda: False, _PACKED: _unless_counting(counting, former[_PACKED])})
-        try:
-            yield
-        finally:
-            names.update(former)
 
 
-_KEEP_COUNTING = ("add", "__add__", "__radd__", "unsqueeze")
+def _replace(stack: ExitStack, module: str, **new: Any) -> None:
+    """Give `module` the `new` values of names that it has, until the end of `stack`."""
+    names = vars(sys.modules[module])
+    former = {name: names[name] for name in new if name in names}
+    stack.callback(names.update, former)
+    names.update({name: new[name] for name in former})
 
 
-def _unless_counting(counting: "_Counting", packed: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
-    return lambda positions: None if counting.has(positions) else packed(positions)
+def _has_torch_function(given: Sequence[object]) -> bool:
+    """Return the answer of `torch.overrides.has_torch_function`, but for modes, of which torch.export has some."""
+    return has_torch_function(given) and any(type(each) not in _PLAIN for each in given)
 
 
 class _Counting(TorchFunctionMode):

@@ -5,7 +5,7 @@
     marker                        here begins the call of bn1
     x2 = batch_norm(x1, ...)
 
-The markers are those of torch.distributed.pipelining; forward pre-hooks put them there.
+The markers are those of torch.distributed.pipelining; a forward pre-hook of all modules puts them there.
 """
 
 import logging
@@ -22,6 +22,7 @@ from torch.distributed.pipelining import pipe_split
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from stageline.pipeline.errors import ModelRefused, raised_by_user_code
 from stageline.pipeline.tree import Tree, leaves, map_leaves
@@ -57,29 +58,30 @@ class Forward:
     example: Example
 
 
-def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
+def traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str], *, trains: bool) -> Forward:
     """Return the forward of `model`, its modules in their present modes, with markers before the calls of `names`.
 
     Args:
         model: The model.
         example: Inputs to trace with, and the sizes that the graph shall be for, if the forward lets it.
         names: Names of the modules whose calls are marked.
+        trains: True for a graph that has gradients. Otherwise torch may have ways to compute that have none.
 
     Raises:
         ModelRefused: torch.export's reason, or the model's own if the example does not fit it.
     """
-    forward = _traced_forward(model, example, names)
+    forward = _traced_forward(model, example, names, trains=trains)
     if forward.example.rows.is_one and not example.rows.is_one:
         with suppress(ModelRefused), len_left_open(model):
-            other = _traced_forward(model, example, names)
+            other = _traced_forward(model, example, names, trains=trains)
             return forward if other.example.rows.is_one else other
     return forward
 
 
-def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str]) -> Forward:
+def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[str], *, trains: bool) -> Forward:
     called = _Called(model, example)
     try:
-        with _marked(model, names, called.record.calls), with_memory(model), torch.enable_grad(), _unsaid():
+        with _marked(model, names, called.record.calls), with_memory(model), _unsaid(), torch.set_grad_enabled(trains):
             program = torch.export.export(called, example.tensors, dynamic_shapes=(example.free,), strict=False)
     except ModelRefused:
         raise
@@ -157,20 +159,20 @@ def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> I
 
     The marker comes before what the module's own forward pre-hooks compute, such as the weight of a pruned module.
     """
-    hooks = [
-        model.get_submodule(name).register_forward_pre_hook(partial(_mark, calls, name), prepend=True) for name in names
-    ]
+    modules = [(name, model.get_submodule(name)) for name in names]
+    hook = register_module_forward_pre_hook(partial(_mark, calls, modules))  # a hook of its own would slow a module
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
-def _mark(calls: list[str], name: str, *_: object) -> None:
-    times = 1 + sum(called_module(call) == name for call in calls)
-    calls.append(name if times == 1 else f"{name}@{times}")
-    pipe_split()  # type: ignore[no-untyped-call]
+def _mark(calls: list[str], modules: Sequence[tuple[str, torch.nn.Module]], called: torch.nn.Module, _: object) -> None:
+    for name, module in modules:
+        if module is called:
+            times = 1 + sum(called_module(call) == name for call in calls)
+            calls.append(name if times == 1 else f"{name}@{times}")
+            pipe_split()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -118,12 +118,20 @@ def _found(said: Sequence[warnings.WarningMessage]) -> list[str]:
 
 def _traced(model: torch.nn.Module, inputs: Example, candidates: Sequence[str]) -> _Traced:
     with warnings.catch_warnings(record=True, action="always") as said:
-        training = traced_forward(model, inputs, candidates)
-        with evaluating(model):
-            evaluation = traced_forward(model, training.example, candidates)
+        training = traced_forward(model, inputs, candidates, trains=True)
+        evaluation = _evaluation(model, training.example, candidates)
         pieces = _cut(model, training, evaluation)
         layers = TracedLayers(model, candidates, pieces, evaluation.example)
     return _of_one_row(model, candidates, pieces, layers) or layers, said
+
+
+def _evaluation(model: torch.nn.Module, example: Example, candidates: Sequence[str]) -> Forward:
+    with evaluating(model), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad")  # which evaluation needs not
+        try:
+            return traced_forward(model, example, candidates, trains=False)
+        except ModelRefused:  # such as nested tensors, which torch's modules only make without gradients
+            return traced_forward(model, example, candidates, trains=True)
 
 
 def _of_one_row(

@@ -13,6 +13,7 @@ from stageline.workers.runs.folder import RESULT, Result
 from support.small_plans import plan
 
 TORCH = "torch.optim.lr_scheduler."
+FOLLOWS = {"evaluation": {"every": 3}}
 
 
 def planned(**changes: Any) -> Plan:
@@ -33,6 +34,7 @@ def rates(name: str, **options: object) -> dict[str, Any]:
         {},
         rates(f"{TORCH}StepLR", step_size=3),
         rates(f"{TORCH}ExponentialLR", gamma=0.9),
+        {**FOLLOWS, **rates(f"{TORCH}ReduceLROnPlateau", patience=3, every="evaluation")},
         {"model__cut": [4]},  # another layout at the same time
     ],
 )
@@ -70,6 +72,11 @@ def test_a_schedule_that_may_know_the_total_is_refused_unless_another_is_named(
         ({}, {"run__epochs": None, "run__steps": 9}, "run.epochs: not set here, 2 there; run.steps: 9 here"),
         ({"schedule__mode": "async", "schedule__microbatches": 1},) * 2 + ("it is asynchronous",),
         ({}, rates(f"{TORCH}StepLR", step_size=3), "lr_scheduler.factory"),
+        (
+            {**FOLLOWS, **rates(f"{TORCH}ReduceLROnPlateau", patience=3, every="evaluation")},
+            {**FOLLOWS, **rates(f"{TORCH}ReduceLROnPlateau", patience=4, every="evaluation")},
+            "lr_scheduler.patience: 4 here",  # which of the former evaluations would it count?
+        ),
     ],
 )
 def test_what_changes_the_steps_before_is_refused(

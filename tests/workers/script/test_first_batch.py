@@ -252,6 +252,14 @@ def test_after_a_batch_that_the_model_does_not_take_the_line_begins_with_another
         assert trained.position == 1
 
 
+def test_a_last_batch_of_an_epoch_with_few_rows_is_trained_and_few_rows_are_predicted() -> None:
+    """By default there are 4 microbatches: one row each of three, and none in the fourth."""
+    few = {name: each[:3] for name, each in X.items()}
+    with line() as trained:
+        assert trained.fit([(X, Y), (few, Y[:3])]).steps == 2
+        assert trained.predict(few).shape == (3, 3)  # type: ignore[union-attr]
+
+
 def test_a_first_batch_with_fewer_rows_than_microbatches_traces_nothing() -> None:
     few = {name: each[:3] for name, each in X.items()}
     with line(microbatches=4) as trained:

@@ -200,13 +200,55 @@ def test_a_model_that_trains_as_its_graphs_do_is_accepted_and_left_as_it_is() ->
     assert sorted(called) == ["gradient", "update"]
 
 
+class ElsewhereEvaluated(Net):
+    """Evaluates by other operators while it is traced."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        if self.training:
+            return found
+        return found * 0.7 * 0.3 if torch.compiler.is_exporting() else found * 0.21
+
+
 def test_a_difference_of_rounding_in_evaluation_alone_is_a_warning() -> None:
-    """torch evaluates such a layer by another kernel, unless it has hooks."""
-    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 2))
-    with pytest.warns(RuntimeWarning, match="in evaluation mode, the graphs of the Sequential round otherwise"):
-        layers = traced(model, torch.randn(3, 5, 8))
+    with pytest.warns(RuntimeWarning, match="in evaluation mode, the graphs of the ElsewhereEvaluated round otherwise"):
+        layers = traced(ElsewhereEvaluated(), torch.randn(30, 4))
     assert layers.difference == ""
     cut_model(layers)
+
+
+class Attending(nn.Module):
+    """torch's own attention, which evaluates by one operator, unless a module has hooks or something traces it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.attention(x, x, x, need_weights=False)[0])  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [Attending, lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Linear(8, 2))],
+    ids=["attention", "encoder layer"],
+)
+def test_torchs_fast_operators_for_evaluation_are_in_the_graph(build: Callable[[], nn.Module]) -> None:
+    model, x = seeded(build), torch.randn(3, 5, 8)
+    layers = traced(model, x)  # without a warning
+    model.eval()
+    found: Any = x
+    with torch.no_grad():
+        wanted = model(x)
+        for layer in layers.bound:
+            found = layer.eval()(found)
+    assert torch.equal(found, wanted)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            assert not torch.equal(model(x), wanted)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
 
 
 class Growing(Net):
@@ -419,10 +461,10 @@ def test_a_script_that_ignores_the_ends_of_its_children_gets_the_verdict(monkeyp
 
 
 class Padded(nn.Module):
-    def __init__(self, change: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+    def __init__(self, change: Callable[[Tensor], Tensor] = torch.tanh, **settings: bool) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-        self.encoder, self.head, self.change = nn.TransformerEncoder(layer, 2), nn.Linear(8, 2), change
+        self.encoder, self.head, self.change = nn.TransformerEncoder(layer, 2, **settings), nn.Linear(8, 2), change
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.head(self.change(self.encoder(x, src_key_padding_mask=mask)))  # type: ignore[no-any-return]
@@ -434,6 +476,8 @@ def test_torchs_fast_path_for_evaluation_is_named_in_a_warning() -> None:
     example = {"x": torch.randn(4, 5, 8), "mask": torch.arange(5).expand(4, 5) > torch.tensor([[2], [2], [4], [4]])}
     with pytest.warns(RuntimeWarning, match="fast path.*the output.*set_fastpath_enabled"):
         layers = traced(Padded(), example)
+    with pytest.warns(RuntimeWarning, match="fast path"):  # makes nested tensors, of which torch.export has no graph
+        cut_model(traced(Padded(mask_check=False), example))
     cut_model(layers)
     assert torch.backends.mha.get_fastpath_enabled()
     assert "in training mode, the gradient" in traced(Padded(Reverse.apply), example).difference
