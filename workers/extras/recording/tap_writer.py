@@ -138,13 +138,15 @@ class TapWriter(WorkerFeature):
         return result
 
     def _put_samples(self, instruction: Instruction) -> None:
-        """Hand rows and targets to the writer, on the last stage, which has the targets."""
+        """Hand the targets and the numbers of the rows, if any, to the writer, on the last stage, which has them."""
         feed, executor = self._executor.feed, self._executor
         if instruction.action.stage != executor.last or feed is None:
             return
         step, microbatch = instruction.step, instruction.action.microbatch
         held_out = instruction.evaluates
         supplied = (feed.held_out_microbatch if held_out else feed.microbatch)(step, microbatch)
+        if not supplied.rows:  # no stage computes it
+            return
         known = named_tensors(TARGETS, supplied.targets)
         numbers = (feed.held_out_samples if held_out else feed.samples)(step, microbatch)
         if numbers is not None:
