@@ -75,7 +75,7 @@ def test_each_block_of_a_page_says_in_which_language_it_is(page: Path) -> None:
 
 def test_few_blocks_are_not_run_and_each_says_why() -> None:
     left = {(IDS[page], block.line): block.not_run for page in PAGES for block in blocks(page) if block.not_run}
-    assert len(left) <= 13, left
+    assert len(left) <= 15, left
     assert all(block.not_run for page in PAGES for block in blocks(page) if block.kind == "dockerfile")
 
 

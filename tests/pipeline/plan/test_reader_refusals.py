@@ -185,7 +185,7 @@ WRONG = [
     (
         {"model__options": {"at": {"x": Path("x")}}},
         "model.options",
-        "at: x: a PosixPath cannot be sent to workers: write it as text, and parse it in the factory",
+        "at: x: an object of type PosixPath cannot be sent to workers: write it as text, and parse it in the factory",
     ),
     ({"queues__url": "http://h"}, "queues.url", QUEUES),
     ({"queues__url": "tcp"}, "queues.url", QUEUES),

@@ -3,8 +3,10 @@
 import sys
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx.reference import ReferenceEvaluator
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -27,8 +29,7 @@ class TwoInputs(nn.Module):
 
 def computed(file: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """What the reference implementation of ONNX computes."""
-    onnx, reference = pytest.importorskip("onnx"), pytest.importorskip("onnx.reference")
-    evaluator = reference.ReferenceEvaluator(onnx.load(file))
+    evaluator = ReferenceEvaluator(onnx.load(file))
     found = evaluator.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
     return {name: torch.from_numpy(value) for name, value in zip(evaluator.output_names, found, strict=True)}
 
@@ -36,7 +37,6 @@ def computed(file: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of packages that torch's exporter uses
 def test_the_reference_of_onnx_computes_what_the_model_does_for_any_number_of_rows(workspace: Workspace) -> None:
-    pytest.importorskip("onnxscript")
     workspace.write(
         "model.py",
         "from torch import nn\n"
@@ -56,7 +56,6 @@ def test_the_reference_of_onnx_computes_what_the_model_does_for_any_number_of_ro
             assert torch.allclose(
                 computed(workspace.folder / "model.onnx", {"input": x})["output"], model(x), atol=1e-6
             )
-    onnx = pytest.importorskip("onnx")
     (given,) = onnx.load(workspace.folder / "model.onnx").graph.input
     assert [size.dim_param or size.dim_value for size in given.type.tensor_type.shape.dim] == ["rows", 4]
     again = workspace.command("export", str(run), "model.onnx")
@@ -72,7 +71,6 @@ def test_the_reference_of_onnx_computes_what_the_model_does_for_any_number_of_ro
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_inputs_and_outputs_that_are_trees_have_the_names_that_predict_has(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
     model = TwoInputs().eval()
     batch = {"ids": torch.randint(16, (5, 6)), "mask": torch.ones(5, 6)}
     export_onnx(model, example_of(batch), tmp_path / "named.onnx")
