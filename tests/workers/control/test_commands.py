@@ -302,12 +302,12 @@ def test_a_replacement_takes_the_calls_and_the_evaluated_batches_from_its_checkp
     assert worker.first_retained(queue_named("forward-1")) == 10
 
 
-def test_the_state_before_a_script_sets_other_weights_is_kept(called) -> None:
+def test_the_states_before_a_script_sets_other_weights_and_at_its_end_are_kept(called) -> None:
     kept: list[int] = []
     worker = called(CallKind.TRAIN, CallKind.LOAD, CallKind.TRAIN, CallKind.STOP)
     worker.hooks.keep = kept.append
     worker.run()
-    assert kept == [1]
+    assert kept == [1, 2]
 
 
 def test_a_trim_forgets_what_is_counted_by_calls_and_by_evaluated_batches_too(called) -> None:

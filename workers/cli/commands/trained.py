@@ -182,8 +182,7 @@ def _numbers(measured: "Measured") -> dict[str, float]:
 @click.command(
     cls=Command,
     examples=(
-        "stageline export runs/digits-20260131-101500-1f0c digits.safetensors",
-        "stageline export runs/digits-20260131-101500-1f0c digits --format stages --best",
+        "stageline export runs/digits-20260131-101500-1f0c digits.safetensors --best",
         "stageline export runs/gpt2-20260131-101500-1f0c gpt2 --format transformers --config /data/gpt2",
     ),
     groups={

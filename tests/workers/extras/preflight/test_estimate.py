@@ -71,11 +71,11 @@ def test_what_stages_share_counts_once_and_its_gradients_are_messages(tied: str)
 def test_the_last_batch_of_an_epoch_and_of_what_is_held_out_have_rows_that_a_traced_model_takes(
     workspace: Workspace,
 ) -> None:
-    """Of 32 rows, and 8 held out; batches of 6 rows leave two."""
+    """Of 32 rows, and 8 held out; batches of 6 rows leave two. BatchNorm refuses to train on one row."""
     model = workspace.folder / "model.py"
     model.write_text(
         model.read_text()
-        .replace("return nn", "return traced(nn")
+        .replace("return nn.Sequential(", "return traced(nn.Sequential(nn.BatchNorm1d(4), ")
         .replace("2))", "2)), torch.ones(2, 4))")
         .replace("from torch", "import torch\nfrom stageline import traced\nfrom torch")
     )
