@@ -313,15 +313,16 @@ def test_a_metric_that_is_never_a_number_ends_a_run_early_and_says_so(tmp_path: 
 TOLD = 12 * 5 + 4 * 4 + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills",
     [
         (("worker-2", TOLD + 1), ("worker-1", TOLD), ("broker", 40)),
-        pytest.param((("worker-2", TOLD),), marks=pytest.mark.slow),
-        pytest.param((("worker-2", TOLD + 1), ("worker-2", 4)), marks=pytest.mark.slow),
-        pytest.param((("worker-0", TOLD), ("worker-1", TOLD - 2)), marks=pytest.mark.slow),
-        pytest.param((("worker-0", TOLD), ("worker-1", TOLD), ("worker-2", TOLD)), marks=pytest.mark.slow),
-        pytest.param((("worker-0", TOLD + 1), ("worker-2", TOLD + 1)), marks=pytest.mark.slow),
+        (("worker-2", TOLD),),
+        (("worker-2", TOLD + 1), ("worker-2", 4)),
+        (("worker-0", TOLD), ("worker-1", TOLD - 2)),
+        (("worker-0", TOLD), ("worker-1", TOLD), ("worker-2", TOLD)),
+        (("worker-0", TOLD + 1), ("worker-2", TOLD + 1)),
     ],
     ids=["on its way", "before it", "twice", "told", "all", "after it"],
 )

@@ -85,6 +85,7 @@ def test_what_strangers_say_to_the_broker_is_not_believed(workspace: Workspace) 
         assert f"refused: {kind}" in logs["broker"], logs["broker"]
 
 
+@pytest.mark.slow
 def test_an_end_that_is_forged_with_the_secrets_of_both_workers_is_not_believed(workspace: Workspace) -> None:
     """A listener ended the run as finished, with a result that told of steps which were never trained, or as failed,
     with a text of its own; or emptied a place."""

@@ -46,13 +46,14 @@ def expected() -> str:
     return reference.train_delayed(recipe).weights_sha256
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kills",
     [
         {"worker-0": 70, "worker-2": 95},
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"worker-1": 40}, marks=pytest.mark.slow),
-        pytest.param({"worker-2": 61}, marks=pytest.mark.slow),
+        {},
+        {"worker-1": 40},
+        {"worker-2": 61},
     ],
     ids=str,
 )

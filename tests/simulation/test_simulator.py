@@ -342,6 +342,7 @@ def test_an_order_that_holds_from_the_step_that_the_broker_closed_comes_too_late
     assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(288, 400)))
 
 
+@pytest.mark.slow
 def test_orders_that_are_told_only_once_may_be_lost_for_ever(monkeypatch):
     monkeypatch.setattr(Ordering, "_tell_again", lambda ordering, run, now: None)
     assert "waiting for" in first_wrong(range(616, 1000))

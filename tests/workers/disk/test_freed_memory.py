@@ -58,6 +58,7 @@ def test_what_the_user_has_set_for_it_stays(name: str) -> None:
     assert faults > PAGES / 2
 
 
+@pytest.mark.slow
 def test_large_memory_between_small_goes_back_when_it_is_freed() -> None:
     left = {}
     for gives_back in ("no", "yes"):

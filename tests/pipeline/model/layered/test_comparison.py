@@ -470,6 +470,7 @@ class Padded(nn.Module):
         return self.head(self.change(self.encoder(x, src_key_padding_mask=mask)))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 def test_torchs_fast_path_for_evaluation_is_named_in_a_warning() -> None:
     """It leaves zeros where the mask is, and the rest of torch's code does not."""

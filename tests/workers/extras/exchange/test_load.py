@@ -113,6 +113,7 @@ def test_layers_and_lists_of_stages_are_loaded_as_one_module(workspace: Workspac
     assert model(x).shape == listed(x).shape == (3, 2)
 
 
+@pytest.mark.slow
 def test_a_buffer_that_was_registered_as_none_gets_the_tensor_that_the_run_has_for_it(workspace: Workspace) -> None:
     """The run trained and was exported, and nothing could read it: "2.late is not the model's"."""
     workspace.write("model.py", LATE)

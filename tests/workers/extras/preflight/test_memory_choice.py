@@ -79,7 +79,8 @@ def test_a_limit_that_only_just_has_room_is_tight_and_the_forecast_is_that_of_th
     assert "memory.tight" not in kept.keys
 
 
-@pytest.mark.parametrize("limit", [pytest.param(230, marks=pytest.mark.slow), 160])
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [230, 160])
 def test_what_is_chosen_is_what_the_plan_then_foresees_within_its_limit(limit: int, wide: Workspace) -> None:
     wanted = plan(wide, f"memory.limit={limit}MiB")
     found = chosen(wanted)

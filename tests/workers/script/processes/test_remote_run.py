@@ -59,6 +59,7 @@ def join(there: Workspace, address: str) -> list[Command]:
     return [there.start("worker", "--join", address) for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_workers_that_join_compute_what_the_script_does_inline_also_one_that_is_killed_and_started_again(
     workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]
 ) -> None:
