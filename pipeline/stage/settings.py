@@ -1,15 +1,26 @@
 """Settings of a stage as one value: everything that most stages leave at its default."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from stageline.pipeline.features.averages import average_of
 from stageline.pipeline.features.offload import Offload
 from stageline.pipeline.features.recompute import Recompute
 
+from .layers.body import Body
 from .layers.loss import Autocast
-from .stage_update import LrSchedulerFactory, ParameterGroup
+from .layers.memory import copied
+from .stage_update import (
+    LrSchedulerFactory,
+    OptimizerFactory,
+    ParameterGroup,
+    StageUpdate,
+    UpdatedFiles,
+    demand_steps,
+    make_optimizer,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,3 +63,31 @@ class StageSettings:
     autocast: Autocast | None = None
     recompute: Recompute | None = None
     offload: Offload = field(default_factory=Offload)
+
+    def update(
+        self,
+        index: int,
+        body: Body,
+        trainable: Mapping[str, torch.Tensor],
+        optimizer: OptimizerFactory | None,
+        note: Callable[[str], object],
+    ) -> StageUpdate:
+        """Return the update of a stage, with its optimizer, scheduler and averages.
+
+        Args:
+            index: Number of the stage.
+            body: Layers of the stage.
+            trainable: Parameters that are trained, by name.
+            optimizer: Makes the optimizer; None for a stage that trains nothing.
+            note: Called with what is done, for the text of an error.
+
+        Raises:
+            ModelRefused: The optimizer, the scheduler or a group cannot be used.
+        """
+        made = None if optimizer is None else make_optimizer(optimizer, trainable, self.groups)
+        scheduler = None if self.lr_scheduler is None or made is None else self.lr_scheduler(made)
+        demand_steps(scheduler, self.lr_every)
+        weight_files, files = self.offload.weight_files, self.offload.files
+        average = average_of(index, body, self.ema_decay, copied if weight_files is None else weight_files.copied)
+        updated = None if files is None else UpdatedFiles(files, state=self.offload.optimizer)
+        return StageUpdate(made, scheduler, self.lr_every, average, updated, note)

@@ -9,7 +9,7 @@
 In a loop of your own: `examples/two_stages.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import cast
@@ -18,7 +18,6 @@ import torch
 
 from stageline.pipeline.errors import ForeignState, StageError
 from stageline.pipeline.feature import Feature, restore_states, states_of
-from stageline.pipeline.features.averages import average_of
 from stageline.pipeline.features.clipping import clip_of, numbers_of
 from stageline.pipeline.features.halves import Root, WaitingHalves
 from stageline.pipeline.features.offload import scratch_of
@@ -30,7 +29,7 @@ from stageline.pipeline.tree import Tree, map_tensors
 from .layers.body import Body, evaluating
 from .layers.file_memory import layers_of
 from .layers.loss import Loss, demand_gradient, in_precision, loss_of, with_loss
-from .layers.memory import OutputGuard, copied, gathering
+from .layers.memory import OutputGuard, gathering
 from .layers.passage import (
     GRADIENTS,
     Arrivals,
@@ -47,7 +46,7 @@ from .layers.passage import (
 from .layers.skipped_calls import plain_layers
 from .settings import StageSettings
 from .stage_state import NamedTensors, StageState, capture_state, restore_state
-from .stage_update import OptimizerFactory, StageUpdate, UpdatedFiles, demand_steps, make_optimizer
+from .stage_update import OptimizerFactory
 
 
 class _NotGiven:
@@ -96,7 +95,7 @@ class Stage(NamedTensors):
         )
         named, titles = body.unsplit_parameters(), settings.titles
         trainable = {titles.get(name, name): each for name, each in named.items() if each.requires_grad}
-        super().__init__(index, body, _update_of(index, body, trainable, optimizer, settings, self._layers.note))
+        super().__init__(index, body, settings.update(index, body, trainable, optimizer, self._layers.note))
         self.loss = loss
         self.shared = shared or SharedParameters()
         self.features = features
@@ -388,20 +387,3 @@ class Stage(NamedTensors):
 def _through_graph(version: Version, outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
     if outputs:
         torch.autograd.backward(outputs, gradients)
-
-
-def _update_of(
-    index: int,
-    body: Body,
-    trainable: Mapping[str, torch.Tensor],
-    optimizer: OptimizerFactory | None,
-    settings: StageSettings,
-    note: Callable[[str], object],
-) -> StageUpdate:
-    made = None if optimizer is None else make_optimizer(optimizer, trainable, settings.groups)
-    scheduler = None if settings.lr_scheduler is None or made is None else settings.lr_scheduler(made)
-    demand_steps(scheduler, settings.lr_every)
-    weight_files, files = settings.offload.weight_files, settings.offload.files
-    average = average_of(index, body, settings.ema_decay, copied if weight_files is None else weight_files.copied)
-    updated = None if files is None else UpdatedFiles(files, state=settings.offload.optimizer)
-    return StageUpdate(made, scheduler, settings.lr_every, average, updated, note)
