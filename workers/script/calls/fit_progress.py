@@ -51,16 +51,13 @@ class FitProgress:
         if self.newest is not None:
             yield f"{self.metric} {self.newest.value:.4g} after step {self.newest.step}"
         if self.best is not None:
-            yield (
-                "it is the best"
-                if self.best == self.newest
-                else (f"best {self.best.value:.4g} after step {self.best.step}")
-            )
+            is_newest = self.best == self.newest
+            yield "it is the best" if is_newest else f"best {self.best.value:.4g} after step {self.best.step}"
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is shown of a run at one moment.
+    """State of a run at one moment, as text for people.
 
     Attributes:
         name: Name of the run.
@@ -98,7 +95,7 @@ class Shown:
 
     @property
     def html(self) -> str:
-        """The same as an element of a notebook's page."""
+        """Element of a notebook's page with the bar, the place and the rest."""
         bar = "" if self.done is None else f'<progress value="{self.done:.4f}" style="width:50%"></progress> '
         return f"<b>{escape(self.name)}</b>: {bar}{escape(', '.join((*self.place, *self.more)))}"
 
