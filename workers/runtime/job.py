@@ -231,6 +231,10 @@ class Job:
         return self.plan.averages
 
     @property
+    def _epoch(self) -> int:
+        return self.known_length.epoch if self.plan.counts_epochs else 0
+
+    @property
     def _passes_of_calls(self) -> tuple[Pass, ...]:
         return ()
 
@@ -274,7 +278,7 @@ class Job:
             device=device or self.device_of(copy),
             stash_weights=self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1,
             delay_weights=self.schedule.delays,
-            epoch=self.known_length.epoch if self.plan.counts_epochs and not self.plan.scripted else 0,
+            epoch=self._epoch,
             mesh=mesh,
             offload=offload or Offload(),
         )
@@ -323,6 +327,10 @@ class ScriptJob(Job):
     @property
     def _evaluates_averages(self) -> bool:
         return False  # the script says of each call which weights it measures
+
+    @property
+    def _epoch(self) -> int:
+        return 0  # the script says of each step how many an epoch has
 
     @property
     def _passes_of_calls(self) -> tuple[Pass, ...]:
