@@ -102,10 +102,11 @@ def test_an_end_that_is_forged_with_the_secrets_of_both_workers_is_not_believed(
         for place in places:
             say(run.broker_url, encode(forge(place.incarnation), place.secret, time_ns() + AHEAD))
         wait_for(partial(lambda kind, count: run.status()["oddities"].get(kind) == count, counted, times))
-    assert (run.status()["phase"], run.status()["training_steps"]) == ("running", STEPS)
+    facts = run.status()
+    assert (facts["phase"], facts["training_steps"]) == ("running", STEPS)
     ended, logs = run.end()
     assert ended == digest
-    (result,) = (json.loads(file.read_bytes()) for file in workspace.folder.glob("runs/*/result.json"))
+    result = json.loads((workspace.folder / f"runs/{facts['run']}/result.json").read_bytes())
     assert (result["steps"], result["weights_sha256"]) == (STEPS, digest)
     for index in (0, 1):
         assert logs["broker"].count(f"refused: worker {index} (stage {index}) has not finished") == 1
