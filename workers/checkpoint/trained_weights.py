@@ -17,8 +17,7 @@ from torch import Tensor
 from stageline.pipeline.digest import TensorDigest, tensor_digests
 from stageline.pipeline.retry import Note, persist
 from stageline.pipeline.stage.stage import Stage
-from stageline.workers.disk.atomic_file import draft_of, make_folder, publish
-from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_tensors
+from stageline.workers.disk.tensor_file import Unsaveable, publish_tensors, read_tensors
 
 from .directory import SnapshotFailed
 from .snapshot import AVERAGES, WEIGHTS
@@ -77,15 +76,10 @@ def _on_host(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(file: Path, stage: int, state: Mapping[str, Tensor]) -> None:
-    draft = draft_of(file)
     try:
-        make_folder(file.parent)
-        write_tensors(draft, state)
-        publish(draft, file)
+        publish_tensors(file, state)
     except (OSError, Unsaveable) as error:
         raise SnapshotFailed(f"the trained weights of stage {stage} cannot be kept in {file}: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def load_weights(folder: str | Path, *, ema: bool = False, best: bool = False) -> dict[str, Tensor]:

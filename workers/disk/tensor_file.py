@@ -31,7 +31,7 @@ from torch import Tensor
 from stageline.pipeline.retry import lacks_memory
 from stageline.pipeline.stage.layers.memory import ALIGNMENT, empty, layout, packed_strides, skew_of
 
-from .atomic_file import sync
+from .atomic_file import draft_of, make_folder, publish, sync
 
 Make = Callable[..., torch.Tensor]
 
@@ -79,6 +79,20 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in stored.items():
             if not torch.equal(_bytes(file.get_tensor(name)), _bytes(tensor)):
                 raise OSError(f"{name}, read back from {path}, differs from what was written: check this disk")
+
+
+def publish_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write CPU tensors to the file `path`, whole or not at all; it replaces an older one.
+
+    Makes the file's folder if needed. Once this returns, the file survives a power failure. Raises as `write_tensors`.
+    """
+    make_folder(path.parent)
+    draft = draft_of(path)
+    try:
+        write_tensors(draft, tensors)
+        publish(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def link_tensors(path: Path, former: Path, tensors: Mapping[str, torch.Tensor]) -> bool:

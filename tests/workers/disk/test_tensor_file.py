@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stageline.workers.disk import tensor_file
-from stageline.workers.disk.tensor_file import Unsaveable, read_tensors, write_tensors
+from stageline.workers.disk.tensor_file import Unsaveable, publish_tensors, read_tensors, write_tensors
 from support.states import alike, make_state
 
 STATE = make_state()
@@ -39,6 +39,16 @@ def test_tensors_that_share_memory_come_back_apart(tmp_path):
 def test_a_tensor_that_cannot_be_stored_is_refused_by_name(tmp_path, odd):
     with pytest.raises(Unsaveable, match="odd is a tensor of layout"):
         write_tensors(tmp_path / "odd.safetensors", {"odd": odd})
+
+
+def test_a_file_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path):
+    file = tmp_path / "made" / "all.safetensors"
+    publish_tensors(file, {"x": torch.zeros(2)})
+    publish_tensors(file, TENSORS)
+    with pytest.raises(Unsaveable):
+        publish_tensors(file, {"x": torch.eye(2).to_sparse()})
+    assert read_tensors(file).keys() == TENSORS.keys()
+    assert list(file.parent.iterdir()) == [file]
 
 
 def test_a_file_that_is_no_safetensors_file_is_refused(tmp_path):

@@ -24,9 +24,9 @@ from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
-from stageline.workers.disk.atomic_file import draft_of, make_folder, publish, write_json
+from stageline.workers.disk.atomic_file import make_folder, write_json
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter, WriteFailed
-from stageline.workers.disk.tensor_file import Unsaveable, write_tensors
+from stageline.workers.disk.tensor_file import Unsaveable, publish_tensors
 from stageline.workers.runtime.executor import Executor
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.left_out import is_left_out
@@ -204,14 +204,10 @@ def _is_left_out(result: Tree) -> bool:
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a file. It replaces a file that an earlier incarnation wrote, which has the same bytes."""
-    draft = draft_of(path)
     try:
-        write_tensors(draft, tensors)
-        publish(draft, path)
+        publish_tensors(path, tensors)
     except (OSError, Unsaveable) as error:
         raise TapFailed(f"{path} could not be written: {error}") from error
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from stageline.pipeline.plan import read_plan
 from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.schedule import Action, Kind
 from stageline.workers.disk.background_writer import BackgroundWriter
-from stageline.workers.disk.tensor_file import read_tensors, write_tensors
+from stageline.workers.disk.tensor_file import publish_tensors, read_tensors
 from stageline.workers.extras.recording import tap_writer
 from stageline.workers.extras.recording.tap_writer import KEY, TapFailed, TapWriter
 from stageline.workers.runtime.job import Job, prepare
@@ -126,9 +126,9 @@ def test_what_was_tapped_before_a_snapshot_is_on_the_disk_when_that_is(
         assert gate.wait(30)
         if failing and failing.pop():
             raise OSError(errno.ENOSPC, "No space left on device")
-        write_tensors(path, tensors)
+        publish_tensors(path, tensors)
 
-    monkeypatch.setattr(tap_writer, "write_tensors", write)
+    monkeypatch.setattr(tap_writer, "publish_tensors", write)
     worker = TappedWorker(workspace)
     with worker.taps as taps:
         worker.forward()
@@ -166,7 +166,7 @@ def test_what_cannot_be_written_ends_the_run_and_is_named(
     def refuse(path: Path, tensors: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(tap_writer, "write_tensors", refuse)
+    monkeypatch.setattr(tap_writer, "publish_tensors", refuse)
     worker = TappedWorker(workspace)
     with worker.taps as taps:
         worker.forward()
