@@ -39,12 +39,12 @@ def test_a_step_with_another_number_of_batches_is_refused_and_changes_nothing() 
     batches = _batches("convolutions")
     with _line("convolutions") as line:
         with pytest.raises(
-            DataError, match=r"a step has accumulate = 3 batches: x is a tuple .* it is a Tensor\. Call"
+            DataError, match=r"a step has accumulate = 3 batches: x is a tuple .* it is of type Tensor\. Call"
         ):
             line.step(*batches[0])
-        with pytest.raises(DataError, match=r"accumulate = 3 batches: x is .* it is a tuple of 2\."):
+        with pytest.raises(DataError, match=r"accumulate = 3 batches: x is .* it is of type tuple with 2 entries\."):
             line.step(*zip(*batches[:2], strict=True))
-        with pytest.raises(DataError, match="have no common number of rows"):
+        with pytest.raises(DataError, match="no common number of rows"):
             line.step([x for x, _ in batches[:3]], [y for _, y in batches[1:4]])
         assert line.position == 0
 

@@ -338,9 +338,9 @@ def batches_of_step(inputs: Tree, targets: Tree, accumulate: int) -> list[Batch]
     """
     for tree, name in ((inputs, "x"), (targets, "y")):
         if not isinstance(tree, tuple | list) or len(tree) != accumulate:
-            size = f" of {len(tree)}" if isinstance(tree, tuple | list) else ""
+            size = f" with {len(tree)} entries" if isinstance(tree, tuple | list) else ""
             raise DataError(
-                f"a step has accumulate = {accumulate} batches: {name} is a tuple with that of each, and it is a "
+                f"a step has accumulate = {accumulate} batches: {name} is a tuple with that of each, and it is of type "
                 f"{type(tree).__name__}{size}. Call line.step((x0, x1, ...), (y0, y1, ...))"
             )
     return list(zip(inputs, targets, strict=True))  # type: ignore[arg-type]  # both are sequences

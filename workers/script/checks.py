@@ -15,10 +15,13 @@ import torch
 from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes, fault, host_of, masked, transport_of
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
+from stageline.pipeline.stage.layers.loss import demand_mean
 from stageline.pipeline.tree import Tree, tensors
 
 from .arguments import ARGUMENTS, MEASURE, LineCall, LineOptions
 
+_PLAIN = (bool, int, float, str, type(None))
+_TREE = "a tensor whose dimension 0 counts the rows, or such tensors and plain values in tuples, lists and dicts"
 TARGETS = "labels"  # the key of the targets in a batch that is a dict, by default as in transformers
 _SETTING = '{"recovery.lease": "30s"}'
 
@@ -27,18 +30,18 @@ def _misfits(options: LineCall) -> Iterator[str]:
     """Yield a message for each value of a wrong kind: the argument, its value, and the expected kind."""
     settings: object = options.settings or {}  # whose values may hold a password
     if not isinstance(settings, Mapping):
-        yield f"settings is {a_kind(settings)}: expected a dict of a plan's keys, such as {_SETTING}"
+        yield f"settings is {_of_type(settings)}: expected a dict of a plan's keys, such as {_SETTING}"
         return
     for each in fields(LineCall):
         name, value, kind = each.name, getattr(options, each.name), ARGUMENTS[each.name].kind
         if kind is not None and value is not each.default and not kind.has(value):
-            called = f" is {a_kind(value)}, which cannot be called; expected" if kind.has is callable else ": expected"
-            yield f"{name} = {short(value)}{called} {kind.wanted}"
+            called = f" is {_of_type(value)}, which cannot be called;" if kind.has is callable else ":"
+            yield f"{name} = {short(value)}{called} expected {kind.wanted}"
     for key, value in settings.items():
         if not isinstance(key, str):
-            yield f"settings: the key {short(key)} is {a_kind(key)}: expected a plan's keys, such as {_SETTING}"
+            yield f"settings: the key {short(key)} is {_of_type(key)}: expected a plan's keys, such as {_SETTING}"
         if isinstance(value, Mapping):
-            yield f"settings[{key!r}] is {a_kind(value)}: expected single keys, such as {_SETTING}"
+            yield f"settings[{key!r}] is {_of_type(value)}: expected single keys, such as {_SETTING}"
 
 
 def short(value: object) -> str:
@@ -47,10 +50,9 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def a_kind(value: object) -> str:
-    """Return the type's name with its article, such as "an int" or "a tuple"."""
-    name = type(value).__name__
-    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+def _of_type(value: object) -> str:
+    """Return the type of `value` as text, such as "of type int"."""
+    return f"of type {type(value).__name__}"
 
 
 def demand_usable(call: LineCall) -> None:
@@ -84,11 +86,11 @@ def _complaints(options: LineCall) -> Iterator[str]:
     for name, row in ARGUMENTS.items():
         if row.alone and row.key in options.other_keys:
             yield f'settings["{row.key}"]: the script needs it too. Pass {name} = ... instead'
+    yield from _of_measure("loss", options.loss)
+    demand_mean(options.loss)
     metrics: Sequence[object] = options.metrics
     for index, metric in enumerate(metrics):
-        if not callable(metric):
-            wanted = f"which cannot be called; expected {MEASURE}"
-            yield f"metrics[{index}] = {short(metric)} is {a_kind(metric)}, {wanted}"
+        yield from _of_measure(f"metrics[{index}]", metric)
     if reason := _device_complaint(str(options.device)):
         yield f'device = "{options.device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
     url = str(options.other_keys.get("queues.url", ""))
@@ -97,6 +99,14 @@ def _complaints(options: LineCall) -> Iterator[str]:
             f'settings["queues.url"] = "{url}": queues in memory do not reach from one process to another. Leave '
             'it out, or pass workers="inline" to compute in this process'
         )
+
+
+def _of_measure(argument: str, given: object) -> Iterator[str]:
+    """Yield why `given`, the value of `argument`, is no function of (outputs, targets)."""
+    if isinstance(given, type) and issubclass(given, torch.nn.Module):
+        yield f"{argument} = {short(given)} is a class; expected {MEASURE}, such as an object of it: {short(given)}()"
+    elif not callable(given):
+        yield f"{argument} = {short(given)} is {_of_type(given)}, which cannot be called; expected {MEASURE}"
 
 
 def _device_complaint(name: str) -> str:
@@ -136,14 +146,47 @@ def outside_fit(options: LineOptions) -> str:
 
 
 def demand_batch(x: Tree, y: Tree) -> None:
-    """Raise `DataError` if `x` or `y` has no tensor, or they have no common number of rows."""
-    for tree, name, what in ((x, "x", "input"), (y, "y", "target")):
-        if not tensors(tree):
-            raise DataError(
-                f"there is no {what}: {name} is {_kind(tree)}; expected a tensor whose dimension 0 counts the rows, "
-                "or a tree of such"
-            )
-    rows((x, y))
+    """Raise `DataError` if `x` or `y` is no batch, or if they have no common number of rows."""
+    of_x, of_y = demand_rows(x, "x", "input"), demand_rows(y, "y", "target")
+    if of_x != of_y:
+        raise DataError(f"x has {of_x} rows and y has {of_y}: no common number of rows. Dimension 0 counts them")
+
+
+def demand_rows(tree: Tree, name: str = "x", what: str = "input") -> int:
+    """Return the number of rows of `tree`.
+
+    Args:
+        tree: Inputs or targets of a batch.
+        name: Name of the argument.
+        what: Word for it.
+
+    Raises:
+        DataError: `tree` has no tensor, tensors of different numbers of rows, or an object that no message can have.
+    """
+    if foreign := next(_foreign(tree, name), None):
+        raise DataError(f"{foreign}; expected {_TREE}")
+    if not tensors(tree):
+        raise DataError(f"there is no {what}: {name} is {_kind(tree)}; expected {_TREE}")
+    return rows(tree)
+
+
+def _foreign(tree: Any, path: str) -> Iterator[str]:
+    """Yield each part of `tree`, which is called `path`, that has no place in a batch, as text."""
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        for place, each in enumerate(tree):
+            yield from _foreign(each, f"{path}[{place}]")
+    elif kind is dict:
+        for key, each in tree.items():
+            yield from _foreign(each, f"{path}[{key!r}]")
+    elif not isinstance(tree, torch.Tensor) and kind not in _PLAIN:
+        yield f"{path} is {_kind(tree)}{_way_out_of(tree)}"
+
+
+def _way_out_of(value: object) -> str:
+    if isinstance(value, Mapping | tuple):
+        return f" (pass {'dict' if isinstance(value, Mapping) else 'tuple'}(...) of it)"
+    return " (pass torch.as_tensor(...) of it)" if hasattr(value, "__array__") else ""
 
 
 def batches_of(batches: Iterable[Any], taker: str = "evaluate", targets: str = TARGETS) -> Iterator[Batch]:
@@ -159,14 +202,19 @@ def batches_of(batches: Iterable[Any], taker: str = "evaluate", targets: str = T
     """
     given: Any = batches
     if not isinstance(given, Iterable):
-        raise _no_batches(taker, f"it got {_kind(given)}")
+        of_dataset = ". Give stageline.Loader(dataset, batch_size=32, seed=0), or a torch DataLoader"
+        raise _no_batches(
+            taker,
+            f"it got {'None' if given is None else f'an object {_of_type(given)}'}",
+            of_dataset if hasattr(given, "__getitem__") else "",
+        )
     for number, batch in enumerate(given):
         if isinstance(batch, Mapping):
             yield _divided(batch, taker, number, targets)
         elif isinstance(batch, tuple | list) and len(batch) == 2:
             yield batch[0], batch[1]
         else:
-            raise _no_batches(taker, f"it got {_kind(given)}, whose element {number} is {_kind(batch)}")
+            raise _no_batches(taker, f"batch {number} is {_kind(batch)}", _way_out_of_batch(batch))
 
 
 def _divided(batch: Mapping[str, Tree], taker: str, number: int, targets: str) -> Batch:
@@ -180,15 +228,21 @@ def _divided(batch: Mapping[str, Tree], taker: str, number: int, targets: str) -
     )
 
 
-def _no_batches(taker: str, got: str) -> DataError:
-    return DataError(f"{taker} takes an iterable of (x, y) batches, and {got}. For one batch write [(x, y)]")
+def _way_out_of_batch(batch: object) -> str:
+    if isinstance(batch, tuple | list) and len(batch) > 2:
+        return ". Several inputs are a tuple: bring ((x1, x2), y)"
+    return ". For one batch write [(x, y)]"
+
+
+def _no_batches(taker: str, got: str, way_out: str) -> DataError:
+    return DataError(f"{taker} takes an iterable of (x, y) batches, and {got}{way_out}")
 
 
 def _kind(value: object) -> str:
     if value is None:
         return "None"
-    size = f" of {len(value)}" if isinstance(value, tuple | list) else ""
-    return f"{a_kind(value)}{size}"
+    size = f" with {len(value)} entries" if isinstance(value, tuple | list) else ""
+    return f"{_of_type(value)}{size}"
 
 
 def check_address(broker: str) -> None:

@@ -52,7 +52,10 @@ def steps_from(
     """
     given: Any = batches
     if epochs is not None and isinstance(given, Iterator):
-        raise ValueError(f"epochs = {epochs}: the batches are {type(given).__name__}, which can be walked once")
+        raise ValueError(
+            f"epochs = {epochs}: the batches are an iterator of type {type(given).__name__}, which can be walked once. "
+            f"Pass a list or a loader, or leave epochs out"
+        )
     passes = 1 if epochs is None and steps is None else epochs
     if isinstance(given, Loader | StreamLoader):
         made = _from_loader(given, position, passes, accumulate, differs)
@@ -174,9 +177,9 @@ def _walked_to(
 
 def _other_batches(batches: object, position: int, step: int, what: str) -> DataError:
     return DataError(
-        f"the batches, {type(batches).__name__}, are not those that this run was trained on: {what} in the batch of "
-        f"step {step}, before line.position, which is {position}. To go on in the middle of an epoch would train some "
-        "rows twice and others never. A torch DataLoader with shuffle=True needs "
+        f"the batches, of type {type(batches).__name__}, are not those that this run was trained on: {what} in the "
+        f"batch of step {step}, before line.position, which is {position}. To go on in the middle of an epoch would "
+        "train some rows twice and others never. A torch DataLoader with shuffle=True needs "
         "generator=torch.Generator().manual_seed(SEED), the same seed each time and a loader of its own for each fit; "
         "a stageline.Loader, the seed and the dataset of before; random augmentation, a seed. To train on other data, "
         'pass iter(batches), which begins with the first. settings={"data.check": False} goes on all the same'
@@ -200,7 +203,8 @@ class WalkedBatches:
                 empty = False
                 yield batch
             if empty:
-                raise DataError(f"the batches, {type(self._batches).__name__}, have none in epoch {epoch}")
+                kind = type(self._batches).__name__
+                raise DataError(f"the batches, of type {kind}, have none in epoch {epoch}: bring one or more")
 
 
 def _grouped(batches: Iterator[Batch], accumulate: int) -> Iterator[Batch]:

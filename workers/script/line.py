@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, cast
 
 from torch import Tensor
 
-from stageline.pipeline.data import Batch, joined_outputs, rows
+from stageline.pipeline.data import Batch, joined_outputs
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.tree import Tree
 from stageline.workers.errors import LineClosed, RunFailed
@@ -23,7 +23,7 @@ from .begin import ScriptRun, displayed
 from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
 from .calls.calls import Replies, StepLoss, UnansweredCalls, copied, only, total
 from .calls.page import Seen, Timetable, page
-from .checks import TARGETS, batches_of, demand_batch, outside_fit
+from .checks import TARGETS, batches_of, demand_batch, demand_rows, outside_fit
 from .first_batch import begin_line
 from .fit_batches import FitBatches, end_of, held_out_of, known_epoch, steps_from, steps_of_epoch
 from .fitting import EvaluationLog, Fit
@@ -281,7 +281,7 @@ class Line(AbstractContextManager["Line"]):
             ModelRefused: `ema` on a line without `ema_decay`.
         """
         self._demand_averages(ema=ema)
-        rows(x)
+        demand_rows(x)
         self._begin_with(x, self._options.accumulate)
         return joined_outputs(only(self._call(Call(CallKind.PREDICT, inputs=copied(x), ema=ema)).result()))
 

@@ -9,14 +9,15 @@ The cache of weights that were cast is off. It would add up a weight's gradients
 one stage, so the bits would follow from the cut.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal
 
 import torch
+from torch.autograd.graph import Node
 
-from stageline.pipeline.errors import LossNotScalar, StageError
-from stageline.pipeline.tree import Tree, describe
+from stageline.pipeline.errors import LossNotScalar, ModelRefused, StageError
+from stageline.pipeline.tree import Tree, describe, tensors
 
 from .passage import LOSS, Passage, Run
 
@@ -41,9 +42,49 @@ def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
         return loss.reshape(())  # `loss.backward()` takes one number of any shape, too
     raise LossNotScalar(
         f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
-        f"it returned {describe(loss) if isinstance(loss, torch.Tensor) else repr(loss)}. "
+        f"it returned {describe(loss)}. "
         f"Use reduction='mean', or take its mean()."
     )
+
+
+def demand_mean(loss: Loss) -> None:
+    """Raise `ModelRefused` for a loss of torch that is known to return a sum over rows, not their mean."""
+    options = loss.keywords if isinstance(loss, partial) else vars(loss) if isinstance(loss, torch.nn.Module) else {}
+    if options.get("reduction") == "sum":
+        raise ModelRefused(
+            'the loss has reduction = "sum": a batch is cut into microbatches, and its loss is the mean of theirs, '
+            'weighted by their rows, so a sum would be divided by their number. Use reduction = "mean"'
+        )
+
+
+def demand_own(loss: torch.Tensor, ends: Iterable[Node | None], own: Collection[int]) -> None:
+    """Raise `StageError` if `loss` depends on parameters that its stage does not train: nothing would train them.
+
+    Args:
+        loss: The loss.
+        ends: Nodes of the model's output, in which the model's own graph ends.
+        own: Ids of the parameters that the stage trains.
+    """
+    for leaf in _leaves_of(loss, ends):
+        if id(leaf) not in own:
+            raise StageError(
+                f"the loss has a gradient for a parameter, {describe(leaf)}, that is not of this stage, and no stage "
+                f"gets it: the loss of a run depends on the model's output alone. Return what it needs of other layers "
+                f"from the model's forward; make a parameter of the loss one of the model's last layer; or detach() it"
+            )
+
+
+def _leaves_of(loss: torch.Tensor, ends: Iterable[Node | None]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that accumulate a gradient of `loss` otherwise than through the nodes `ends`."""
+    seen, ahead = {*ends}, [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "torch::autograd::AccumulateGrad":
+            yield node.variable  # type: ignore[attr-defined]
+        ahead += [below for below, _ in node.next_functions]
 
 
 def demand_gradient(loss: torch.Tensor) -> None:
@@ -80,6 +121,7 @@ def loss_of(
     precise: Callable[[Callable[..., Any]], Callable[..., Any]],
     here: Callable[[Tree], Tree],
     note: Callable[[str], object],
+    own: Collection[int] = (),
 ) -> Callable[[Tree, Tree], torch.Tensor]:
     """Return the function that computes the loss of an output and a target on one stage.
 
@@ -89,6 +131,10 @@ def loss_of(
         precise: Wraps the computation in the precision of the run.
         here: Moves the target to the stage's device.
         note: Called with "the loss" before each computation.
+        own: Ids of the parameters that the stage trains.
+
+    Raises:
+        ModelRefused: The loss is no mean over rows.
     """
 
     def missing(output: Tree, target: Tree) -> torch.Tensor:
@@ -96,11 +142,14 @@ def loss_of(
 
     if loss is None:
         return missing
+    demand_mean(loss)
     compute = precise(partial(scalar_loss, loss))
 
     def computed(output: Tree, target: Tree) -> torch.Tensor:
         note(LOSS)
+        ends = [each.grad_fn for each in tensors(output)]  # a loss may write to the output
         found: torch.Tensor = compute(output, here(target))
+        demand_own(found, ends, own)
         return found
 
     return computed

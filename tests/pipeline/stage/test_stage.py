@@ -133,6 +133,28 @@ def test_a_loss_without_a_gradient_is_refused_as_backward_of_the_unsplit_model_r
         stage.forward(torch.zeros(2, 4), 0, microbatch=1)
 
 
+@pytest.mark.parametrize("recompute", [None, "stage"])
+def test_a_loss_may_use_parameters_of_its_own_stage_alone(recompute):
+    """In a process of its own, the gradient of any other went nowhere, and its values were those of the beginning."""
+    layer, other = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+    used = layer.weight
+
+    def loss(output, target):
+        return output.sub_(target).pow(2).mean() + used.pow(2).sum()  # writes to the output
+
+    def trained(**settings):
+        stage = Stage(layer, loss=loss, settings=StageSettings(recompute=recompute), **settings)
+        stage.forward(torch.zeros(2, 4), torch.ones(2, 3))
+        stage.backward()
+
+    trained()
+    used = other.detach()
+    trained()
+    used = other
+    with pytest.raises(StageError, match=r"a gradient for a parameter, float32 \[3\], that is not of this stage.*detach"):
+        trained()
+
+
 def test_the_seed_of_a_layer_depends_on_its_place_alone():
     # The figures are the contract with every script that wants the same bits.
     assert layer_seed(0, 0, 0, 0) == 12803515573143611444

@@ -1,16 +1,23 @@
 """What is no batch is refused before anything is sent, and changes nothing."""
 
+from collections import OrderedDict
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from stageline import DataError, Line
 
 X, Y = torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)  # two rows: they could be unpacked as a pair
+
+
+class Pair(NamedTuple):
+    one: torch.Tensor
+    other: torch.Tensor
 
 
 def line() -> Line:
@@ -23,30 +30,35 @@ def line() -> Line:
 @pytest.mark.parametrize(
     ("batches", "got"),
     [
-        ((X, Y), "a tuple of 2, whose element 0 is a Tensor"),
-        ([X], "a list of 1, whose element 0 is a Tensor"),
-        (X, "a Tensor, whose element 0 is a Tensor"),
-        ([(X, Y, Y)], "a list of 1, whose element 0 is a tuple of 3"),
-        ([(X, Y), {X}], "a list of 2, whose element 1 is a set"),
-        (None, "None"),
+        ((X, Y), "batch 0 is of type Tensor. For one batch write [(x, y)]"),
+        ([X], "batch 0 is of type Tensor. For one batch write [(x, y)]"),
+        (X, "batch 0 is of type Tensor. For one batch write [(x, y)]"),
+        ([(X, Y, Y)], "batch 0 is of type tuple with 3 entries. Several inputs are a tuple: bring ((x1, x2), y)"),
+        ([(X, Y), {X}], "batch 1 is of type set. For one batch write [(x, y)]"),
+        (TensorDataset(X, Y), "it got an object of type TensorDataset. Give stageline.Loader(dataset, batch_size="),
+        (None, "it got None"),
     ],
 )
-def test_an_evaluation_says_what_it_takes_and_what_it_got(batches: Any, got: str) -> None:
-    with pytest.raises(DataError) as refused:
-        line().evaluate(batches)
-    wanted = "evaluate takes an iterable of (x, y) batches, and it got"
-    assert str(refused.value) == f"{wanted} {got}. For one batch write [(x, y)] [SL202]"
+def test_an_evaluation_and_a_fit_say_what_they_take_and_what_they_got(batches: Any, got: str) -> None:
+    for taker, take in (("evaluate", line().evaluate), ("fit", line().fit)):
+        with pytest.raises(DataError) as refused:
+            take(batches)
+        assert str(refused.value).startswith(f"{taker} takes an iterable of (x, y) batches, and {got}")
 
 
 @pytest.mark.parametrize(
     ("x", "y", "told"),
     [
         (X, None, "there is no target: y is None"),
-        (X, (1, {}), "there is no target: y is a tuple of 2"),
+        (X, (1, {}), "there is no target: y is of type tuple with 2 entries"),
         (None, Y, "there is no input: x is None"),
+        (Pair(X, X), Y, r"x is of type Pair with 2 entries \(pass tuple\(...\) of it\); expected a tensor"),
+        ({"ids": OrderedDict(x=X)}, Y, r"x\['ids'\] is of type OrderedDict \(pass dict\(...\) of it\)"),
+        (X, [Y, Y.numpy()], r"y\[1\] is of type ndarray \(pass torch.as_tensor\(...\) of it\)"),
+        (X, torch.zeros(3), "x has 2 rows and y has 3: no common number of rows"),
     ],
 )
-def test_a_step_without_a_tensor_is_refused_and_changes_nothing(x: Any, y: Any, told: str) -> None:
+def test_a_step_with_what_is_no_batch_is_refused_and_changes_nothing(x: Any, y: Any, told: str) -> None:
     """It failed within the last stage, and the run with it."""
     refusing, other = line(), line()
     for call in (refusing.step, lambda x, y: refusing.evaluate([(x, y)])):

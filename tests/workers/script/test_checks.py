@@ -1,5 +1,7 @@
 """What a line's arguments tell by themselves is refused when the line is made, before a process is started."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -14,11 +16,15 @@ GOOD = {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD}
     [
         (
             {"optimizer": 3},
-            "optimizer = 3 is an int, which cannot be called; expected a function of a stage",
+            "optimizer = 3 is of type int, which cannot be called; expected a function of a stage",
         ),
-        ({"loss": "mse"}, "loss = 'mse' is a str, which cannot be called"),
-        ({"metrics": [max, None]}, r"metrics\[1\] = None is a NoneType, which cannot be called"),
-        ({"lr_scheduler": 0.5}, "lr_scheduler = 0.5 is a float, which cannot be called"),
+        ({"loss": "mse"}, "loss = 'mse' is of type str, which cannot be called"),
+        ({"metrics": [max, None]}, r"metrics\[1\] = None is of type NoneType, which cannot be called"),
+        ({"lr_scheduler": 0.5}, "lr_scheduler = 0.5 is of type float, which cannot be called"),
+        ({"loss": nn.L1Loss}, r"loss = L1Loss is a class; .*such as an object of it: L1Loss\(\)"),
+        ({"metrics": [nn.L1Loss]}, r"metrics\[0\] = L1Loss is a class"),
+        ({"loss": nn.L1Loss(reduction="sum")}, r'loss has reduction = "sum": .* Use reduction = "mean"'),
+        ({"loss": partial(nn.functional.l1_loss, reduction="sum")}, r'loss has reduction = "sum"'),
         ({"device": "gpu"}, 'device = "gpu": torch knows no such device; expected'),
         ({"device": "meta"}, 'device = "meta": its tensors have no values'),
         ({"stages": 2}, r"cut = \[1\] and stages = 2 are two ways to say the same.* Leave out one"),
@@ -58,9 +64,9 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         ({"seed": "x"}, "seed = 'x': expected a whole number of at least 0"),
         ({"seed": 1 << 64}, "seed = 18446744073709551616: expected a whole number"),
         ({"metrics": accuracy}, "metrics = accuracy: expected a list of functions of (outputs, targets), such as ["),
-        ({"settings": 3}, "settings is an int: expected a dict of a plan's keys"),
-        ({"settings": {"recovery": {"lease": 3}}}, "settings['recovery'] is a dict: expected single keys"),
-        ({"settings": {3: 4}}, "settings: the key 3 is an int: expected a plan's keys"),
+        ({"settings": 3}, "settings is of type int: expected a dict of a plan's keys"),
+        ({"settings": {"recovery": {"lease": 3}}}, "settings['recovery'] is of type dict: expected single keys"),
+        ({"settings": {3: 4}}, "settings: the key 3 is of type int: expected a plan's keys"),
         ({"broker": 3}, "broker = 3: expected an address such as"),
         ({"folder": None}, "folder = None: expected the path of a folder"),
         ({"folder": ""}, "folder = '': expected the path of a folder"),
