@@ -30,6 +30,7 @@ from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerF
 from stageline.pipeline.tree import describe
 
 from .load import base_folder, call, load_features, load_function, load_object
+from .object_names import is_of_script
 from .segment import Segment
 from .split import demand_splittable, split, watch_draws
 
@@ -285,10 +286,10 @@ def _made(
         _demand_options(factory, section, table)
         made = call(partial(factory, argument, **section.options), table)
         if missing := [name for name in needed if not hasattr(made, name)]:
+            named = f'{table}.factory = "{section.factory}"'
             raise ModelRefused(
-                f'{table}.factory = "{section.factory}" returned an object of type {type(made).__name__} without '
-                f"{missing[0]}; "
-                f"expected what those of torch.optim return"
+                f"{table if is_of_script(section.factory) else named} returned an object of type {type(made).__name__} "
+                f"without {missing[0]}; expected what those of torch.optim return"
             )
         return made
 

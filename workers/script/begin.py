@@ -281,7 +281,8 @@ def _begin(options: LineCall, checked: Callable[[Any], Any], begun: str) -> Begu
     )
     if options.workers == "inline":
         plan.demand_none(refused_inline(plan))
-        return made(InlineRun(segments, program, names, options, plan))
+        with registered(model, options):
+            return made(InlineRun(segments, program, names, options, plan))
     from .processes import process_run, remote_run, saving
 
     run = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from stageline.pipeline.feature import Feature
-from stageline.pipeline.model.plan_stage import groups_of, steps_between
+from stageline.pipeline.model.plan_stage import groups_of, lr_scheduler_of, optimizer_of, steps_between
 from stageline.pipeline.model.segment import Segment
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
@@ -60,8 +60,7 @@ class InlineRun:
             options: Arguments of the line.
             plan: Plan of the run.
         """
-        self._groups, self._recompute, self._cut = groups_of(plan), plan.recompute_of, plan.schedule
-        self._lr_every = steps_between(plan.lr_scheduler, 0)
+        self._plan = plan
         self.folder: Path | None = None
         schedule = program.schedule
         self.size = len(schedule.placement)
@@ -158,26 +157,26 @@ class InlineRun:
 
     def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
         stages = {stage: self._stage(segments[stage], options) for stage in owned}
-        feed = CallFeed(self._cut.microbatches, self._cut.accumulate)
+        feed = CallFeed(self._plan.schedule.microbatches, self._plan.schedule.accumulate)
         return Executor(stages, feed, self._program.last, options.named_metrics)
 
     def _stage(self, part: Segment, options: LineOptions) -> Stage:
         """Return the stage that computes `part`; only the last has a loss. Raises `ModelRefused` for its weights."""
         part.load()
         return part.stage(
-            optimizer=options.optimizer,
+            optimizer=optimizer_of(self._plan),
             loss=options.loss if part.index == self._program.last else None,
             features=[each if isinstance(each, Feature) else each() for each in options.features],
             settings=StageSettings(
                 seed=options.seed,
-                lr_scheduler=options.lr_scheduler,
-                lr_every=self._lr_every,
+                lr_scheduler=lr_scheduler_of(self._plan),
+                lr_every=steps_between(self._plan.lr_scheduler, 0),
                 device=options.device,
                 clip_norm=options.clip_norm,
                 ema_decay=options.ema_decay,
                 autocast=options.autocast,
-                recompute=self._recompute(part.index),
-                groups=self._groups,
+                recompute=self._plan.recompute_of(part.index),
+                groups=groups_of(self._plan),
             ),
         )
 

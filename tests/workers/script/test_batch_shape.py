@@ -15,7 +15,7 @@ from stageline import DataError, Line
 X, Y = torch.ones(2, 4), torch.zeros(2, dtype=torch.int64)  # two rows: they could be unpacked as a pair
 
 
-class Pair(NamedTuple):
+class TwoTensors(NamedTuple):
     one: torch.Tensor
     other: torch.Tensor
 
@@ -52,7 +52,7 @@ def test_an_evaluation_and_a_fit_say_what_they_take_and_what_they_got(batches: A
         (X, None, "there is no target: y is None"),
         (X, (1, {}), "there is no target: y is of type tuple with 2 entries"),
         (None, Y, "there is no input: x is None"),
-        (Pair(X, X), Y, r"x is of type Pair with 2 entries \(pass tuple\(...\) of it\); expected a tensor"),
+        (TwoTensors(X, X), Y, r"x is of type TwoTensors with 2 entries \(pass tuple\(...\) of it\); expected a tensor"),
         ({"ids": OrderedDict(x=X)}, Y, r"x\['ids'\] is of type OrderedDict \(pass dict\(...\) of it\)"),
         (X, [Y, Y.numpy()], r"y\[1\] is of type ndarray \(pass torch.as_tensor\(...\) of it\)"),
         (X, torch.zeros(3), "x has 2 rows and y has 3: no common number of rows"),

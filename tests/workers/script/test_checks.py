@@ -129,3 +129,18 @@ def test_a_device_that_a_process_cannot_use_is_no_bug_of_stageline():
 
     with pytest.raises(ModelRefused, match=r'device = "cuda:99" of stage 1 cannot be used in this process: .*'):
         _demand_device("cuda:99", 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"optimizer": lambda parameters: None}, "^optimizer returned an object of type NoneType without step"),
+        ({"optimizer": partial(torch.optim.SGD, rate=3)}, "^optimizer: TypeError: .*'rate'"),
+        ({"lr_scheduler": lambda optimizer: None}, "^lr_scheduler returned an object of type NoneType without step"),
+    ],
+    ids=["optimizer", "its option", "lr_scheduler"],
+)
+def test_a_function_that_makes_no_optimizer_or_scheduler_is_refused_by_the_name_of_its_argument(wrong, told):
+    """Without processes, a scheduler that was None was no scheduler, without a word."""
+    with pytest.raises(ModelRefused, match=told):
+        Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, **wrong}, workers="inline")
