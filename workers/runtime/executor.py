@@ -166,7 +166,7 @@ class Executor:
             table[copy, kind] = compose(features, stage, kind, _naming_failures(stage, within_rows))
 
         def carry_out(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            action = instruction.action
+            action = instruction.op.action
             return table[action.stage, action.kind](instruction, received)
 
         return carry_out
@@ -211,7 +211,7 @@ class Executor:
                 given.inputs,
                 given.targets,
                 step=instruction.step,
-                microbatch=instruction.action.microbatch,
+                microbatch=instruction.op.action.microbatch,
                 share=given.share,
                 owned=bool(received),
             )
@@ -222,20 +222,20 @@ class Executor:
             return output
 
         def backward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            step, number = instruction.step, instruction.action.microbatch
+            step, number = instruction.step, instruction.op.action.microbatch
             if is_last:
                 return stage.backward(step=step, microbatch=number)
             gradient, *roots = received
             return stage.backward(gradient, step=step, microbatch=number, owned=True, roots=_roots(roots))
 
         def backward_input(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            step, number = instruction.step, instruction.action.microbatch
+            step, number = instruction.step, instruction.op.action.microbatch
             if is_last:
                 return stage.backward_input(step=step, microbatch=number)
             return stage.backward_input(received[0], step=step, microbatch=number, owned=True)
 
         def backward_weight(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            number = instruction.action.microbatch
+            number = instruction.op.action.microbatch
             stage.backward_weight(step=instruction.step, microbatch=number, roots=_roots(received))
             return None
 
@@ -270,7 +270,7 @@ class Executor:
     def _supplied(self, feed: MicrobatchSource, stage: Stage, instruction: Instruction) -> Microbatch:
         stage.now_at(DATA)
         ask = feed.held_out_microbatch if instruction.evaluates else feed.microbatch
-        return ask(instruction.step, instruction.action.microbatch)
+        return ask(instruction.step, instruction.op.action.microbatch)
 
     def _is_empty(self, stage: Stage, instruction: Instruction) -> bool:
         """Return True if the feed gives the microbatch of a first stage's forward without rows."""
@@ -283,7 +283,7 @@ class Executor:
         if self.gives_up:
             return emptied()
         given = self._given(stage, instruction, received)
-        step, number = instruction.step, instruction.action.microbatch
+        step, number = instruction.step, instruction.op.action.microbatch
         output = stage.evaluate(given.inputs, step=step, microbatch=number, owned=bool(received), ema=self._ema)
         if stage.index == self.last and given.targets is not None and given.rows:
             self._measure(stage, output, given)
@@ -336,7 +336,7 @@ def _failure(stage: Stage, instruction: Instruction, error: BaseException) -> Co
     failed = f"failed in {instruction}, {stage.where}: {describe_error(error)}"
     if issubclass(type(error), FeatureFailed):
         failed = f"stopped: {error}"
-    action = instruction.action
+    action = instruction.op.action
     alone = not instruction.evaluates and action.kind in PER_MICROBATCH  # can be run again, without others
     return ComputeFailed(f"stage {stage.index} {failed}", Culprit(instruction.step, action) if alone else None)
 

@@ -67,8 +67,7 @@ class LeftOut:
             return self.begin(instruction)
 
         def backward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            place = _place(instruction)
-            if place not in self._open:
+            if not self._open or (place := _place(instruction)) not in self._open:
                 return compute(instruction, received)
             if kind != Kind.INPUT:  # its second half is to come
                 self._open.remove(place)
@@ -84,4 +83,5 @@ class LeftOut:
 
 
 def _place(instruction: Instruction) -> tuple[int, int, int]:
-    return instruction.action.stage, instruction.step, instruction.action.microbatch
+    action = instruction.op.action
+    return action.stage, instruction.step, action.microbatch

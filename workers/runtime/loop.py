@@ -179,7 +179,7 @@ class WorkerLoop:
             case AwaitCredit(queue, instruction):
                 return f"{instruction} waits for credit in {queue}"
             case Take(queue, instruction):
-                number = self.program.queues[queue].number(instruction.step, instruction.action.microbatch)
+                number = self.program.queues[queue].number(instruction.step, instruction.op.action.microbatch)
                 return f"{instruction} waits for message {number} of {queue}"
             case Compute(instruction):
                 return f"{instruction} is next"
@@ -231,7 +231,7 @@ class WorkerLoop:
 
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
         outbound, instruction = self._outbound.of(wanted.queue), wanted.instruction
-        number = self.program.queues[wanted.queue].number(instruction.step, instruction.action.microbatch)
+        number = self.program.queues[wanted.queue].number(instruction.step, instruction.op.action.microbatch)
         if not outbound.has_credit(number, 0):
             self.progress.waiting(wanted)
             if not outbound.has_credit(number, timeout):
@@ -245,13 +245,13 @@ class WorkerLoop:
         self._outbound.put(instruction, result)
         if instruction.evaluates:
             self.progress.evaluated(self._now())
-            self._calls.evaluated(instruction.action.stage, result)
-            if instruction.action.microbatch == self.program.schedule.microbatches - 1:
+            self._calls.evaluated(instruction.op.action.stage, result)
+            if instruction.op.action.microbatch == self.program.schedule.microbatches - 1:
                 self._queues.pump(0)
         else:
             self.progress.done(instruction, self._now())
-            if instruction.action.kind is Kind.UPDATE:
-                self._end_step(instruction.action.stage, instruction.step)
+            if instruction.op.action.kind is Kind.UPDATE:
+                self._end_step(instruction.op.action.stage, instruction.step)
         self._machine.computed()
 
     def _end_step(self, stage: int, step: int) -> None:

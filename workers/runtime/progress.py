@@ -197,7 +197,7 @@ class Progress:
         end = now if self.full is None else self.full
         self.actions += 1
         self.busy += end - self.since
-        self.open[instruction.action.stage].append(Done(instruction, self.since, end))
+        self.open[instruction.op.action.stage].append(Done(instruction, self.since, end))
         self.since, self.full = now, None
 
     def evaluated(self, now: float) -> None:
@@ -217,7 +217,7 @@ class Progress:
         """Note that `stage` has finished `step`."""
         mine = [d for d in self.open[stage] if d.instruction.step == step]
         self.open[stage] = [d for d in self.open[stage] if d.instruction.step != step]
-        times = packed_times((d.instruction.action, d.start, d.end) for d in mine)
+        times = packed_times((d.instruction.op.action, d.start, d.end) for d in mine)
         self.steps.append(StepRecord(stage, step, times, loss, norm))
         self.finished[stage] = step + 1
         if stage == self.last:
@@ -326,7 +326,7 @@ class Progress:
         """Return the present work of the loop. For the reader."""
         computing = None if self.waits else (self.since, self.full)
         busy = not self.waits and self.full is None and self.instruction is not None
-        stage = self.instruction.action.stage if busy and self.instruction is not None else None
+        stage = self.instruction.op.action.stage if busy and self.instruction is not None else None
         return Doing(self._doing(), tuple(self._wanted()), computing, stage)
 
     def memory(self, run: str, index: int) -> WorkerRecord:
@@ -390,7 +390,7 @@ class Progress:
         if lacking is None or self.program is None or not (self.waits or full is not None):
             return
         instruction, since = lacking.instruction, self.since if full is None else full
-        number = self.program.queues[lacking.queue].number(instruction.step, instruction.action.microbatch)
+        number = self.program.queues[lacking.queue].number(instruction.step, instruction.op.action.microbatch)
         late = Lack.MESSAGE if full is None else Lack.ROOM
         lacks = Lack.CREDIT if isinstance(lacking, AwaitCredit) else late
         yield Wait(lacking.queue, number, instruction.name, instruction.step, since, lacks)
