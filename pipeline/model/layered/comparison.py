@@ -27,7 +27,7 @@ from stageline.pipeline.tree import Leaf, leaves
 from .apart import Unfinished, backward_keeps_from_forking, run_apart
 from .example import Example
 from .output import plain_output
-from .python_state import PythonEffects
+from .python_effects import PythonEffects
 from .refusal import does_not_fit
 from .seeding import seeded_calls
 from .unchanged import buffers_kept, model_kept

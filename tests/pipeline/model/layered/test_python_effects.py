@@ -15,7 +15,7 @@ LOSS = nn.functional.cross_entropy
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Skipping(nn.Module):
+class SeldomWhole(nn.Module):
     """Leaves a layer out once in a while, so seldom that no comparison of two calls shows it."""
 
     def __init__(self, draw: Callable[[], float]) -> None:
@@ -64,15 +64,15 @@ def test_a_forward_that_draws_from_pythons_generators_is_refused_unless_that_is_
     draw: Callable[[], float], name: str
 ) -> None:
     """A tenth of all calls left a layer out in the model's own training, and none did in that of its graphs."""
-    layers = traced(Skipping(draw), torch.randn(4, 4))
-    with pytest.raises(ModelRefused, match=rf"Skipping draws from {name}, .*torch\.rand.*accept_difference=True"):
+    layers = traced(SeldomWhole(draw), torch.randn(4, 4))
+    with pytest.raises(ModelRefused, match=rf"SeldomWhole draws from {name}, .*torch\.rand.*accept_difference=True"):
         Line(layers, stages=2, loss=LOSS, optimizer=torch.optim.SGD, workers="inline")
     with Line(layers, stages=2, loss=LOSS, optimizer=torch.optim.SGD, workers="inline", accept_difference=True) as line:
         assert line.step(torch.randn(8, 4), torch.zeros(8, dtype=torch.int64)).item() is not None
 
 
 def test_a_forward_that_draws_with_torch_or_only_has_attributes_is_accepted_without_a_word() -> None:
-    assert traced(Skipping(lambda: 1.0), torch.randn(4, 4)).difference == ""
+    assert traced(SeldomWhole(lambda: 1.0), torch.randn(4, 4)).difference == ""
 
 
 def test_a_number_that_each_call_changes_is_named_in_a_warning() -> None:
