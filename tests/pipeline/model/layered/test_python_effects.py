@@ -27,7 +27,7 @@ class SeldomWhole(nn.Module):
         return self.last(self.middle(x) if not self.training or self.draw() > 1e-9 else x)
 
 
-class Counting(nn.Module):
+class CallCounting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last, self.calls = nn.Linear(4, 4), nn.Linear(4, 3), 0
@@ -37,7 +37,7 @@ class Counting(nn.Module):
         return self.last(self.first(x) if self.calls < 1000 else x)
 
 
-class Averaging(nn.Module):
+class ActivationMean(nn.Module):
     """An average of activations, by an assignment, or by a write."""
 
     mean: Tensor
@@ -76,8 +76,8 @@ def test_a_forward_that_draws_with_torch_or_only_has_attributes_is_accepted_with
 
 
 def test_a_number_that_each_call_changes_is_named_in_a_warning() -> None:
-    with pytest.warns(RuntimeWarning, match="each call of the Counting changes calls, .* register a buffer"):
-        layers = traced(Counting(), torch.randn(4, 4))
+    with pytest.warns(RuntimeWarning, match="each call of the CallCounting changes calls, .* register a buffer"):
+        layers = traced(CallCounting(), torch.randn(4, 4))
     assert layers.difference == ""
     with Line(layers, stages=2, loss=LOSS, optimizer=torch.optim.SGD, microbatches=4, workers="inline") as line:
         assert line.step(torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)).item() is not None  # 1 row in each
@@ -85,6 +85,7 @@ def test_a_number_that_each_call_changes_is_named_in_a_warning() -> None:
 
 def test_a_buffer_that_is_assigned_is_refused_with_the_write_that_is_in_a_graph() -> None:
     assert (
-        "the assignment of mean, which mean.copy_(...)" in traced(Averaging(assigns=True), torch.randn(4, 4)).difference
+        "the assignment of mean, which mean.copy_(...)"
+        in traced(ActivationMean(assigns=True), torch.randn(4, 4)).difference
     )
-    assert traced(Averaging(assigns=False), torch.randn(4, 4)).difference == ""
+    assert traced(ActivationMean(assigns=False), torch.randn(4, 4)).difference == ""
