@@ -98,6 +98,8 @@ CODES = {
     "SL513": "NotAdmitted",
     "SL514": "WorkersMissing",
     "SL515": "CallRefused",
+    "SL601": "BadKey",
+    "SL602": "BadJoinLine",
     "SL900": "Bug",
     "SL901": "QueueGap",
     "SL902": "IllegalTransition",
