@@ -89,7 +89,7 @@ def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[st
         if not raised_by_user_code(error):
             raise
         own = own_error(called, example.tensors)
-        raise (does_not_fit(model, own) if own else refused(model, error)) from error
+        raise (does_not_fit(model, example.inputs, own) if own else refused(model, error)) from error
     return _forward(program, called.record, example)
 
 

@@ -32,8 +32,10 @@ from .export import Forward, called_module, traced_forward
 from .layer_names import layer_names
 from .output import COMPUTED
 from .pieces import outer_calls, pieces_of
+from .refusal import demand_python
 from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
 
+_SHOWN = 2  # layers of a kind in an error
 _Hooks = Sequence[tuple[str, object]]  # each with its title
 
 
@@ -69,6 +71,7 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
     """
     if not isinstance(model, torch.nn.Module):
         raise ModelRefused(f"traced() was given an object of type {type(model).__name__}; expected a torch module")
+    demand_python(model)
     inputs, candidates = Example(example), layer_names(model, within)
     layers, said = _of_texts(model, inputs, candidates)
     if layers is None or layers.difference or _found(said):
@@ -240,13 +243,21 @@ class TracedLayers(Layers):
                     f": {self._reason(around, name)}. Near it the model can be cut at {near(name, self.names)}",
                 )
 
+    def more_layers(self) -> str:
+        """Return which modules are no layers, and which layers have modules in them, as the end of an error's text."""
+        called = {called_module(name) for name in self.names}
+        lost = [self._reason(name, name) for name in self._candidates if name not in called][:_SHOWN]
+        wide = [name for name in self._candidates if name in called and _is_block(self.model.get_submodule(name))]
+        within = [f"traced(model, example, within={wide[:_SHOWN]}) makes layers of what is in them"] if wide else []
+        return "".join(f"; {each}" for each in (*lost, *within))
+
     def _reason(self, around: str, name: str) -> str:
         """Return why no layer begins with the module `name`, which is `around` or in it."""
         times = sum(called_module(call) == around for call in self._calls)
         if around in self.names:
             return f'{name} is in the layer {around}; traced(..., within=["{around}"]) makes layers of what is in it'
         if times == 1:
-            return f"the forward calls {around} in a context of its own, such as torch.no_grad()"
+            return f"the forward calls {around} in a context of its own, such as torch.no_grad() or torch.autocast()"
         return (
             f"the forward calls {around} {times} times, and only a block of modules is a layer in each call"
             if times
