@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from stageline.broker.codec.message import Message
+from stageline.broker.keys.sealing import Sealing
 from stageline.broker.queues.base import Inbound, Outbound, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
@@ -19,6 +20,7 @@ from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.pipeline.addresses import Reach
 from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.tree import Tree
+from support.sealed import sealing_since
 from support.transports import queues_url, registered
 
 RUN = "line-run"
@@ -101,8 +103,15 @@ def memory_line(folder: Path, *, key: Queue = KEY, retain_bytes: int = 2**40) ->
     return QueuePair(queues, queues, key)
 
 
-def line_over(backend: Backend, folder: Path, *, key: Queue = KEY, **retention: Any) -> QueuePair:
-    terms = QueueOptions()
+def line_over(
+    backend: Backend,
+    folder: Path,
+    *,
+    key: Queue = KEY,
+    sealing_of: Callable[[Queue], Sealing] | None = None,
+    **retention: Any,
+) -> QueuePair:
+    terms = QueueOptions(sealing_of=sealing_of)
     retaining = replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
     url, folders = queues_url(backend), (folder / "0", folder / "1")
     for each in folders:
@@ -117,3 +126,4 @@ LINES: dict[str, Callable[..., QueuePair]] = {
     scheme: memory_line if backend.reach is Reach.PROCESS else partial(line_over, backend)
     for scheme, backend in registered().items()
 }
+LINES["redis, sealed"] = partial(LINES["redis"], sealing_of=sealing_since(0))
