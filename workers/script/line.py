@@ -60,7 +60,7 @@ class Line(AbstractContextManager["Line"]):
         accumulate: Number of batches per step.
         window: One number for each stage, for the schedule "window" and optionally for "zb-h1".
         seed: Seed of the layers' random numbers.
-        device: Device of all stages.
+        device: Device of all stages, or a list with the device of each worker.
         autocast: "bf16" computes forwards and the loss under torch.autocast.
         recompute: "stage", "layers" (one by one), or patterns of names of layers and modules: the backward runs their
             forward again instead of keeping activations.

@@ -89,7 +89,7 @@ def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[st
         if not raised_by_user_code(error):
             raise
         own = own_error(called, example.tensors)
-        raise (does_not_fit(model, own) if own else refused(model, error)) from error
+        raise (does_not_fit(model, example.inputs, own) if own else refused(model, error)) from error
     return _forward(program, called.record, example)
 
 
@@ -169,7 +169,7 @@ def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> I
 
 def _mark(calls: list[str], modules: Sequence[tuple[str, torch.nn.Module]], called: torch.nn.Module, _: object) -> None:
     for name, module in modules:
-        if module is called:
+        if vars(module) is vars(called):  # torch.export calls a stand-in where a module has several names
             times = 1 + sum(called_module(call) == name for call in calls)
             calls.append(name if times == 1 else f"{name}@{times}")
             pipe_split()  # type: ignore[no-untyped-call]

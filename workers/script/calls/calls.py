@@ -62,7 +62,8 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
         run: Id of the run.
         incarnation: Incarnation of the script.
     """
-    for worker, owned in enumerate(program.schedule.placement):
+    for worker, copies in enumerate(program.schedule.placement):
+        owned = {*map(program.schedule.replicas.stage, copies)}
         addressed = replace(
             call,
             inputs=call.inputs if 0 in owned or not call.kind.takes_batch else None,

@@ -46,10 +46,11 @@ def test_what_deviates_is_named(inputs, reason):
     ("example", "taken", "rows", "reason"),
     [
         (2, 8, 5, r"input ids has 1 row in a microbatch \(5 rows in 4 microbatches\), .* microbatches of 2 rows or"),
-        (3, 11, 0, r"\(0 rows in 4 .* fewer .*drop_last=True of stageline.Loader.*data.drop_last = true .*an example"),
+        (3, 11, 4, r"\(4 rows in 4 .* fewer .*drop_last=True of stageline.Loader.*data.drop_last = true .*an example"),
         (2, 8, 3, r"input ids has 1 row in a microbatch \(3 rows in 4 microbatches\)"),
-        (1, 3, 0, r"input ids has 0 rows in a microbatch .* for microbatches of 1 row, since its example has 1"),
-        (1, 4, 5, r"input ids has 2 rows in a microbatch .*Give an example of 2 rows or more"),
+        (1, 3, 5, r"input ids has 2 rows in a microbatch .* for microbatches of 1 row, since its example, .* has 1"),
+        (1, 4, 5, r"input ids has 2 rows in a microbatch .*Begin with 2 rows or more"),
+        (2, 0, 4, "input ids has 1 row"),  # without rows, nothing is computed
     ],
 )
 def test_microbatches_are_of_a_number_of_rows_that_the_graph_is_for(example, taken, rows, reason):
