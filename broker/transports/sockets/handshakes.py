@@ -47,7 +47,7 @@ _GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x00" + _MECHANISM + bytes(
 _HELLO_BYTES = 202
 
 
-class Refusal(StrEnum):
+class KeyRefusal(StrEnum):
     """Reason why a broker's address gives no connection. Only `NOT_ADMITTED` may pass without a change of keys."""
 
     NONE = ""
@@ -77,7 +77,7 @@ class ClientHandshakes:
         self._explained = False  # the last attempt has succeeded, or had an event that says why it failed
         self._unclear = 0  # failures in a row without a reason
         self._patience = UNCLEAR
-        self._refusal = Refusal.NONE
+        self._refusal = KeyRefusal.NONE
         self._socket = socket
         self._monitor = open_monitor(context, socket, int(_EVENTS))
 
@@ -88,14 +88,14 @@ class ClientHandshakes:
         return new
 
     @property
-    def refusal(self) -> Refusal:
+    def refusal(self) -> KeyRefusal:
         """The reason why there is no connection, as far as it is known; may take seconds to find out."""
         self._take_events()
         if self._curve is not None and self._unclear >= self._patience:
             self._unclear = 0
             self._patience *= 2
             if all(refuses_hello(self._url, self._curve) for _ in range(PROBES)):
-                self._refusal = Refusal.ANOTHER_KEY
+                self._refusal = KeyRefusal.ANOTHER_KEY
         return self._refusal
 
     def close(self) -> None:
@@ -114,26 +114,26 @@ class ClientHandshakes:
                 self._explained = False
             case zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._explained = self._new = True
-                self._unclear, self._patience, self._refusal = 0, UNCLEAR, Refusal.NONE
+                self._unclear, self._patience, self._refusal = 0, UNCLEAR, KeyRefusal.NONE
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._explain(Refusal.NOT_ADMITTED)
+                self._explain(KeyRefusal.NOT_ADMITTED)
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._explain(_refusal_in(value, self._curve))
             case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 self._explained = True
                 self._unclear += 1
             case zmq.EVENT_DISCONNECTED if not self._explained and self._curve is not None:
-                self._explain(Refusal.NO_KEYS)
+                self._explain(KeyRefusal.NO_KEYS)
 
-    def _explain(self, refusal: Refusal) -> None:
+    def _explain(self, refusal: KeyRefusal) -> None:
         self._explained, self._refusal = True, refusal
 
 
-def _refusal_in(error: int, curve: CurveClient | None) -> Refusal:
+def _refusal_in(error: int, curve: CurveClient | None) -> KeyRefusal:
     """Return the refusal that a `zmq.PROTOCOL_ERROR_*` shows."""
     if error == zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC:  # a WELCOME that was not made with the key that is expected
-        return Refusal.ANOTHER_KEY
-    return Refusal.KEYS_NEEDED if curve is None else Refusal.NO_KEYS
+        return KeyRefusal.ANOTHER_KEY
+    return KeyRefusal.KEYS_NEEDED if curve is None else KeyRefusal.NO_KEYS
 
 
 def refuses_hello(url: str, curve: CurveClient) -> bool:

@@ -128,7 +128,7 @@ class ZeroMQClientChannel:
 
     @property
     def refusal(self) -> str:
-        """The reason why what is at the address gives no connection, a `Refusal`. It may take seconds to find out."""
+        """The reason why what is at the address gives no connection, a `KeyRefusal`; may take seconds."""
         return self._handshakes.refusal
 
     def renewed(self) -> bool:
