@@ -202,8 +202,8 @@ _WAY_OUT = (
 
 
 _CONSTANT = (
-    "None, numbers and texts are constants of the graph. Give a value that changes between batches as a tensor, or list "
-    "the model's layers: stageline.Layers (docs/guides/models.md)"
+    "None, numbers and texts are constants of the graph. Give a value that changes between batches as a tensor, or "
+    "list the model's layers: stageline.Layers (docs/guides/models.md)"
 )
 
 
