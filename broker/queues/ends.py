@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueClosed
+from stageline.broker.keys.admission import QueueKeys
 from stageline.pipeline.program import Queue
 
 from .base import Depth, Inbound, Outbound
@@ -49,11 +50,11 @@ class QueueOptions:
 
     `ahead`: the windows of all queues of the run together. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`. Replies
-    to a script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far as it
-    goes: a script that goes on from a checkpoint wants them again. `key` seals what workers request of each other over
-    ZeroMQ. `wakes_at_once`: a `ring` ends a wait at once; without it, over ZeroMQ, a wait may go on for 20 ms, which
-    costs less.
+    waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`.
+    Replies to a script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far
+    as it goes: a script that goes on from a checkpoint wants them again. `key` seals what workers request of each
+    other over ZeroMQ. `keys` are those of connections over ZeroMQ (None: they have none). `wakes_at_once`: a `ring`
+    ends a wait at once; without it, over ZeroMQ, a wait may go on for 20 ms, which costs less.
     """
 
     ahead: int = 64
@@ -63,6 +64,7 @@ class QueueOptions:
     waiting: Callable[[str], None] = lambda reason: None
     patience: float = 60.0
     key: bytes = field(default=b"", repr=False)
+    keys: QueueKeys | None = None
     wakes_at_once: bool = False
 
 

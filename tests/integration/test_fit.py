@@ -281,3 +281,16 @@ def test_a_fit_goes_on_with_the_order_of_before_between_epochs_and_unchecked(
     script = workspace.start("script", str(SCRIPT.with_name("shuffled.py")), kind, at, happens)
     said, errors = script.communicate()
     assert json.loads(said) == {"steps": 12, "said": ""}, errors
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_refused_does_not_count(tmp_path: Path) -> None:
+    """The script without it found none of its evaluations when it was resumed, since they were of another fit."""
+    batches = [(torch.ones(4, 2), torch.zeros(4, 2))] * 2
+    options: Any = {"loss": nn.functional.mse_loss, "optimizer": partial(torch.optim.SGD, lr=0.1), "folder": tmp_path}
+    with Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), stages=2, **options) as line:
+        with pytest.raises(ValueError, match="epochs = 2"):
+            line.fit(iter(batches), epochs=2)
+        line.fit(batches, held_out=batches, evaluate_every="epoch")
+        assert line.folder is not None
+        assert [json.loads(each)["fit"] for each in (line.folder / "evaluations.jsonl").read_text().splitlines()] == [1]

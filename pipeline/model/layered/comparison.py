@@ -213,7 +213,9 @@ class _Comparison:
                 if not raised_by_user_code(error):
                     raise
                 if not self._is_varied:
-                    raise does_not_fit(self._model, describe_error(error).splitlines()[0]) from error
+                    raise does_not_fit(
+                        self._model, self._example.inputs, describe_error(error).splitlines()[0]
+                    ) from error
                 results = None
         unknown = [f"{kind} {name}" for (kind, name), each in (results or {}).items() if _is_nan(kind, each)]
         if results is not None and not (unknown and self._is_varied):
