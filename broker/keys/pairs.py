@@ -10,8 +10,6 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from stageline.broker.errors import BadKey
 
 PUBLIC_BYTES = SECRET_BYTES = 32
@@ -79,11 +77,15 @@ class KeyPair:
     @classmethod
     def generate(cls) -> "KeyPair":
         """Return a new pair, with a secret from the system's random numbers."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # 30 ms, of runs with keys alone
+
         return cls.of_secret(X25519PrivateKey.generate().private_bytes_raw())
 
     @classmethod
     def of_secret(cls, secret: bytes) -> "KeyPair":
         """Return the pair of a secret key of 32 bytes, any bytes. Raises `ValueError` for another length."""
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
         return cls(PublicKey(X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()), secret)
 
 

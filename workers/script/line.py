@@ -232,13 +232,13 @@ class Line(AbstractContextManager["Line"]):
             callbacks=callbacks,
         )
         demand_fit(wanted, self._options, self._run.cannot_save)
-        self._fits += 1
-        differs = self._run.of_fit(self._fits)
+        epoch = length("lr_every") if self._options.follows("epoch") else 0
+        differs = self._run.of_fit(self._fits + 1)
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs, targets)
         measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
-        self._epoch = length("lr_every") if self._options.follows("epoch") else 0
         self._seen.begin_fit(end, known_epoch(batches, self._options.accumulate), metric)
+        self._fits, self._epoch = self._fits + 1, epoch
         try:
             return Fit(self, each, wanted, self._evaluations, self._fits, measure, end, self._seen.evaluated).run()
         finally:

@@ -151,7 +151,7 @@ class Example:
         first = 1 if self.tokens is None else 2
         for path, wanted in self._leaves.items():
             if difference := _difference(given[path], wanted, first):
-                raise DataError(f"{_title(path)} {difference}: {_WAY_OUT}")
+                raise DataError(f"{_title(path)} {difference}: {_way_out_of(given[path], wanted)}")
         if self.tokens is not None:
             _check_length(given, self.tokens)
         self._check_rows(rows(inputs), microbatches)
@@ -199,6 +199,17 @@ _WAY_OUT = (
     "all but the number of rows must be as in the example. Bring every batch to one shape, such as by padding, or list "
     "the model's layers: stageline.Layers (docs/guides/models.md)"
 )
+
+
+_CONSTANT = (
+    "None, numbers and texts are constants of the graph. Give a value that changes between batches as a tensor, or "
+    "list the model's layers: stageline.Layers (docs/guides/models.md)"
+)
+
+
+def _way_out_of(given: Leaf, wanted: Leaf) -> str:
+    both = isinstance(given, torch.Tensor) and isinstance(wanted, torch.Tensor)
+    return _WAY_OUT if both else _CONSTANT
 
 
 def _counted(count: int) -> str:

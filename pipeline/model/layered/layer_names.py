@@ -25,7 +25,8 @@ from stageline.pipeline.stage.layers.layer import joined
 def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:
     """Return the names of the modules that are layers of `model`, if its forward calls them.
 
-    The modules called `within` are no layers: their children are. Raises `ModelRefused` if there is no such module.
+    The modules called `within` are no layers: their children are. A module with several names has the first of them.
+    Raises `ModelRefused` if there is no module of a name in `within`.
     """
     there = [name for name, _ in model.named_modules()][1:]
     for name in within:
@@ -35,7 +36,10 @@ def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]
                 f"{near(name, there)}"
             )
     opened = {name[:end] for name in within for end in (*_dots(name), len(name))}
-    return list(_layers_in(model, "", opened, listed=False))
+    first: dict[int, str] = {}
+    for name in _layers_in(model, "", opened, listed=False):
+        first.setdefault(id(model.get_submodule(name)), name)
+    return list(first.values())
 
 
 def _layers_in(module: torch.nn.Module, name: str, opened: set[str], *, listed: bool) -> Iterator[str]:

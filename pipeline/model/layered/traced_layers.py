@@ -14,7 +14,7 @@ single tensors; the last layer also has what no layer needs, since the model's s
 
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -257,7 +257,8 @@ class TracedLayers(Layers):
         if around in self.names:
             return f'{name} is in the layer {around}; traced(..., within=["{around}"]) makes layers of what is in it'
         if times == 1:
-            return f"the forward calls {around} in a context of its own, such as torch.no_grad() or torch.autocast()"
+            contexts = "torch.no_grad(), torch.autocast() or torch.vmap"
+            return f"the forward calls {around} in a context of its own, such as {contexts}"
         return (
             f"the forward calls {around} {times} times, and only a block of modules is a layer in each call"
             if times
@@ -340,8 +341,32 @@ def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequen
     first = [module if module not in modules[:place] else None for place, module in enumerate(modules)]
     found = [_parts(name, own, sorted(keys), aliases) for name, own, keys in zip(names, first, needed, strict=True)]
     held = [part for parts in found for part in parts.names]
-    left = tuple(key for key in aliases if not any(key == part or key.startswith(f"{part}.") for part in held))
-    return [*found[:-1], LayerParts(found[-1].call, (*found[-1].names, *left), found[-1].places)]
+    left = [key for key in aliases if not any(key == part or key.startswith(f"{part}.") for part in held)]
+    further = _further(model, first, left)
+    return [replace(parts, names=(*parts.names, *further.get(place, ()))) for place, parts in enumerate(found)]
+
+
+def _further(model: torch.nn.Module, modules: Sequence[str | None], left: Sequence[str]) -> dict[int, Collection[str]]:
+    """Return the parts that layers have for names which no other part has, by the numbers of the layers.
+
+    A module that has several names is a part under each of them, where it is in the module of a layer. All others are
+    tensors of the last layer.
+
+    Args:
+        model: The model.
+        modules: Name of each layer's own module; None for a layer without one.
+        left: Names of parameters and buffers.
+    """
+    places: dict[int, int] = {}
+    for number, name in enumerate(modules):
+        for module in () if name is None else model.get_submodule(name).modules():
+            places.setdefault(id(module), number)
+    found: dict[int, dict[str, None]] = {}
+    for key in left:
+        owner = key.rpartition(".")[0]
+        place = places.get(id(model.get_submodule(owner)))
+        found.setdefault(len(modules) - 1 if place is None else place, {})[key if place is None else owner] = None
+    return {number: tuple(names) for number, names in found.items()}
 
 
 def _parts(call: str, module: str | None, needed: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> LayerParts:

@@ -34,9 +34,7 @@ class InContexts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             x = self.frozen(x)
-        with torch.autocast("cpu", torch.bfloat16):
-            x = self.reduced(x)
-        return self.rest({"x": x.float()})
+        return self.rest({"x": torch.vmap(self.reduced)(x)})
 
 
 def scripted() -> Any:
@@ -44,7 +42,7 @@ def scripted() -> Any:
         return torch.jit.script(nn.Linear(4, 3))
 
 
-X = torch.randn(2, 4)
+LOSS, X = nn.functional.mse_loss, torch.randn(2, 4)
 
 
 @pytest.mark.parametrize(
@@ -69,28 +67,30 @@ def test_a_model_that_cannot_be_called_or_traced_is_refused_with_its_way_out(
 
 def test_a_dict_that_is_one_argument_is_given_in_a_tuple() -> None:
     model = OfDict()
-    options: dict[str, Any] = {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD, "workers": "inline"}
+    options: dict[str, Any] = {"loss": LOSS, "optimizer": torch.optim.SGD, "workers": "inline"}
     with Line(model, stages=2, microbatches=1, **options) as line:
         assert torch.equal(line.predict(({"x": X},)), model({"x": X}))
 
 
 def test_too_many_stages_are_refused_with_what_makes_no_layer_and_what_may_be_divided() -> None:
-    layers = traced(InContexts(), X)
+    model = InContexts()
     with pytest.raises(ModelRefused) as refused:
-        cut_model(layers, stages=4)
+        cut_model(traced(model, X), stages=4)
     for fact in (
         "the model has 1 layer: at most one stage each",
-        "the forward calls frozen in a context of its own, such as torch.no_grad() or torch.autocast()",
+        "the forward calls frozen in a context of its own, such as torch.no_grad(), torch.autocast() or torch.vmap",
         "the forward calls reduced in a context",
         "within=['rest']) makes layers of what is in them",
     ):
         assert fact in str(refused.value)
-    assert len(cut_model(traced(InContexts(), X, within=["rest"]), stages=2)) == 2
+    wider = traced(model, X, within=["rest"])
+    with Line(wider, stages=2, microbatches=1, loss=LOSS, optimizer=torch.optim.SGD, workers="inline") as line:
+        assert torch.equal(line.predict(X), model(X))
 
 
 def test_a_batch_without_rows_is_evaluated_predicted_and_trained_as_nothing() -> None:
     """An nn.Sequential took it, a traced model refused it."""
-    options: dict[str, Any] = {"loss": nn.functional.mse_loss, "optimizer": torch.optim.SGD, "workers": "inline"}
+    options: dict[str, Any] = {"loss": LOSS, "optimizer": torch.optim.SGD, "workers": "inline"}
     x, nothing, y = ({"x": X},), ({"x": X[:0]},), torch.zeros(2, 3)
     with Line(traced(OfDict(), x), stages=2, microbatches=2, **options) as line:
         state = line.state_dict()
