@@ -50,11 +50,10 @@ class QueueOptions:
 
     `ahead`: the windows of all queues of the run together. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
-    waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`.
-    Replies to a script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far
-    as it goes: a script that goes on from a checkpoint wants them again. `key` seals what workers request of each
-    other over ZeroMQ. `keys` are those of connections over ZeroMQ (None: they have none). `wakes_at_once`: a `ring`
-    ends a wait at once; without it, over ZeroMQ, a wait may go on for 20 ms, which costs less.
+    waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`. Replies
+    to a script have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a script that goes on
+    from a checkpoint wants them again. `key` seals requests over ZeroMQ, whose connections have the `keys` (None: no
+    keys). `wakes_at_once`: a `ring` ends a wait at once, not after up to 20 ms over ZeroMQ, which costs less.
     """
 
     ahead: int = 64

@@ -100,6 +100,8 @@ CODES = {
     "SL515": "CallRefused",
     "SL601": "BadKey",
     "SL602": "BadJoinLine",
+    "SL603": "KeyUnusable",
+    "SL604": "KeyExists",
     "SL900": "Bug",
     "SL901": "QueueGap",
     "SL902": "IllegalTransition",
