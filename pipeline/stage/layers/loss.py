@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import Node
 
 from stageline.pipeline.errors import LossNotScalar, ModelRefused, StageError
-from stageline.pipeline.tree import Tree, describe, tensors
+from stageline.pipeline.tree import Tree, describe, describe_values, tensors
 
 from .passage import LOSS, Passage, Run
 
@@ -120,7 +120,7 @@ def loss_of(
     loss: Loss | None,
     precise: Callable[[Callable[..., Any]], Callable[..., Any]],
     here: Callable[[Tree], Tree],
-    note: Callable[[str], object],
+    note: Callable[..., object],
     own: Collection[int] = (),
 ) -> Callable[[Tree, Tree], torch.Tensor]:
     """Return the function that computes the loss of an output and a target on one stage.
@@ -130,7 +130,7 @@ def loss_of(
         loss: The loss function; None on a stage other than the last.
         precise: Wraps the computation in the precision of the run.
         here: Moves the target to the stage's device.
-        note: Called with "the loss" before each computation.
+        note: Called with "the loss" before each computation; if that fails, also with what it was given.
         own: Ids of the parameters that the stage trains.
 
     Raises:
@@ -148,7 +148,11 @@ def loss_of(
     def computed(output: Tree, target: Tree) -> torch.Tensor:
         note(LOSS)
         ends = [each.grad_fn for each in tensors(output)]  # a loss may write to the output
-        found: torch.Tensor = compute(output, here(target))
+        try:
+            found: torch.Tensor = compute(output, here(target))
+        except Exception:
+            note(LOSS, f"outputs {describe_values(output)} and targets {describe_values(target)}")
+            raise
         demand_own(found, ends, own)
         return found
 
