@@ -35,8 +35,7 @@ class ComputeFailed(StagelineError):
     Mend: Mend the line that the message names. `stageline replay` runs the recorded microbatch again, under a debugger.
     After `CUDA out of memory` see docs/guides/memory.md.
 
-    Example: stage 1 failed in 1F3, layer 4: KeyError: 7 (net.py, line 9, in forward). It was given int64 [4, 16] from
-    0 to 7
+    Example: stage 1 failed in 1F3, layer 4: KeyError: 7 (net.py, line 9, in loss)
     """
 
     error_code = "SL203"
