@@ -302,7 +302,7 @@ def _begin(options: LineCall, checked: Callable[[Any], Any], begun: str) -> Begu
     run = None
     if remote is not None:
         run = None if resume is None else saving.begun_run(plan, resume)
-        return made(remote_run.RemoteRun(plan, program, names, run, remote.code))
+        return made(remote_run.RemoteRun(plan, plan_of(options, len(segments)), program, names, run, remote.code))
     news = () if resume is not None else idle_news(plan, program.schedule, frozen_stages(segments))
     with registered(model, options):
         if resume is not None:

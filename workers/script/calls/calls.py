@@ -151,8 +151,8 @@ class StepLoss:
         """Return the loss of a step whose replies `done` will have."""
 
         def wait() -> tuple[float | None, float | None]:
-            found: float | tuple[float | None, float] | None = only(done.result())
-            return found if isinstance(found, tuple) else (found, None)
+            loss, norm, _, _ = only(done.result())
+            return loss, norm
 
         return cls(wait)
 
