@@ -100,6 +100,7 @@ CODES = {
     "SL515": "CallRefused",
     "SL601": "BadKey",
     "SL602": "BadJoinLine",
+    "SL603": "NotEnrolled",
     "SL900": "Bug",
     "SL901": "QueueGap",
     "SL902": "IllegalTransition",
