@@ -24,6 +24,7 @@ setup(
         "safetensors>=0.5",
         "pydantic>=2.10",
         "psutil>=6.0",
+        "cryptography>=47.0",
     ],
     extras_require={
         "docs": [

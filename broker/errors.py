@@ -1,6 +1,6 @@
 """Errors of the broker package: what can go wrong between workers, and on which side."""
 
-from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.errors import ExitCode, StagelineError
 
 
 class BrokerError(StagelineError):
@@ -134,3 +134,41 @@ class Overwritten(BrokerError):
     """
 
     error_code = "SL304"
+
+
+class BadKey(BrokerError):
+    """Error that a text is not a public key.
+
+    Mend: Copy the key again, from `k1.` on: it has 46 characters.
+
+    Example: 'k1.2n8Fh0XQ...' is not a public key: it has 42 characters after k1., expected 43. Copy it again
+    """
+
+    error_code = "SL601"
+    exit_code = ExitCode.REFUSED
+
+
+class BadJoinLine(BrokerError):
+    """Error that a text is not the whole line by which a machine joins a run.
+
+    Mend: Copy the whole line that the broker printed, in single quotes: shells give `#` a meaning of its own.
+
+    Example: the join line tcp://desk:7000#... is cut off: its check has 2 characters, expected 6. Copy the whole line
+    that the broker printed, in single quotes
+    """
+
+    error_code = "SL602"
+    exit_code = ExitCode.REFUSED
+
+
+class NotEnrolled(BrokerError):
+    """Error that the broker does not take this machine's key.
+
+    Mend: Ask for another invitation, which `stageline keys invite` prints on the broker's machine, or have the key
+    admitted there with `stageline keys admit`.
+
+    Example: this invitation has ended: ask for another, which `stageline keys invite` prints on the broker's machine
+    """
+
+    error_code = "SL603"
+    exit_code = ExitCode.REFUSED

@@ -6,6 +6,7 @@ none loads what it needs to open a connection (redis-py, ZeroMQ, torch) before o
 Every address that is shown, kept or sent goes through `masked`:
 
     redis://trainer:secret@host:6379/0?ssl_password=more  ->  redis://trainer@host:6379/0
+    tcp://desk:7000#k1.<key>.<secret>.<check>             ->  tcp://desk:7000#k1...
 """
 
 import ipaddress
@@ -22,6 +23,7 @@ from urllib.parse import unquote_plus, urlsplit
 _TRANSPORTS = "stageline.broker.transports"
 EVERY_INTERFACE = ("0.0.0.0", "[::]", "*")  # noqa: S104 - to be looked for, not bound
 _SECRET = re.compile("pass|pwd|secret|token|auth", re.IGNORECASE)  # in the name of an option after `?`
+_KEYS = re.compile(r"#(k\d+)\.\S*", re.IGNORECASE)  # the part of a join line that has a secret
 _ESCAPE = "write / ? # and @ in a user or password as %2F %3F %23 %40"
 
 
@@ -149,8 +151,10 @@ def dialled(url: str, host: str = "127.0.0.1") -> str:
 def masked(text: str) -> str:
     """Return an address without its password, and without any option that holds one; other text as it is.
 
-    Only the scheme is left if it is not clear where the password ends.
+    Only the scheme is left if it is not clear where the password ends. Of the keys of a join line, also within other
+    text, only the version is left.
     """
+    text = _KEYS.sub(r"#\1...", text)
     scheme, separator, _ = text.partition("://")
     if not separator or not transport_of(text).hides(text):
         return text

@@ -34,6 +34,7 @@ LADDER = {
     "pipeline/model/layered": DOING,
     "pipeline/model": DOING,
     "broker": PURE,
+    "broker/keys": PURE,
     "broker/codec": TENSORS,
     "broker/control": DOING,
     "broker/queues": DOING,

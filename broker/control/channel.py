@@ -24,6 +24,13 @@ class ClientChannel(Protocol):
     def trouble(self) -> str:
         """The reason why the broker cannot be reached, or "" if none is known."""
 
+    @property
+    def refusal(self) -> str:
+        """The reason why what is at the broker's address gives no connection to these keys, "" if none is known.
+
+        Transports without keys know none.
+        """
+
     def send(self, message: bytes) -> bool:
         """Send `message`. Returns False if there is no broker at the moment: the message is lost."""
 
@@ -46,6 +53,12 @@ class ServerChannel(Protocol):
         """Return the messages that have arrived; wait up to `timeout` seconds for the first.
 
         Returns None while no client can reach the broker: then no silence of a worker counts against it.
+        """
+
+    def key_of(self, sender: bytes) -> str:
+        """Return the text of the public key of `sender`, a sender in what the last `receive` brought; "" without keys.
+
+        All messages that it brought from `sender` came over connections with this key.
         """
 
     def trust(self, sender: bytes) -> None:

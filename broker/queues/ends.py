@@ -27,6 +27,8 @@ from typing import Any, TypeVar
 from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueClosed
+from stageline.broker.keys.admission import QueueKeys
+from stageline.broker.keys.sealing import Sealing
 from stageline.pipeline.program import Queue
 
 from .base import Depth, Inbound, Outbound
@@ -50,10 +52,10 @@ class QueueOptions:
     `ahead`: the windows of all queues of the run together. `retain_bytes`: what may be retained in memory; beyond it,
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
     waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`. Replies
-    to a script, as large as it asks for, have an eighth of `retain_bytes` for themselves, and the disk as far as it
-    goes: a script that goes on from a checkpoint wants them again. `key` seals what workers request of each other over
-    ZeroMQ. `wakes_at_once`: a `ring` ends a wait at once; without it, over ZeroMQ, a wait may go on for 20 ms, which
-    costs less.
+    to a script have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a script that goes on
+    from a checkpoint wants them again. `key` seals what workers request of each other over ZeroMQ; `keys` are those of
+    connections over ZeroMQ, `sealing_of` returns how a queue's ends seal what they leave with Redis (None: not).
+    `wakes_at_once`: a `ring` ends a wait at once; without it, a wait over ZeroMQ may take 20 ms more, and costs less.
     """
 
     ahead: int = 64
@@ -63,6 +65,8 @@ class QueueOptions:
     waiting: Callable[[str], None] = lambda reason: None
     patience: float = 60.0
     key: bytes = field(default=b"", repr=False)
+    keys: QueueKeys | None = None
+    sealing_of: Callable[[Queue], Sealing] | None = field(default=None, repr=False)
     wakes_at_once: bool = False
 
 
@@ -152,9 +156,7 @@ def processors() -> int:
 class LocalInbound:
     """Consumer's end of a queue that begins at the same worker: it serves the other queues while it waits."""
 
-    def __init__(
-        self, queue: MemoryQueue, wait_for: Callable[[Callable[[], Message | None], float], Message | None]
-    ) -> None:
+    def __init__(self, queue: MemoryQueue, wait_for: Callable[..., Message | None]) -> None:
         """Wrap `queue`; `wait_for` is `QueueEnds.wait_for` of the worker."""
         self.queue = queue.queue
         self.rewind = queue.rewind
@@ -164,9 +166,7 @@ class LocalInbound:
     def take(self, timeout: float) -> Message | None:
         """Return the next message in order, or None after `timeout` seconds, as `Inbound.take`."""
         message = self._queue.take(0)
-        if message is None and timeout > 0:
-            return self._wait_for(lambda: self._queue.take(0), timeout)
-        return message
+        return message if message or timeout <= 0 else self._wait_for(lambda: self._queue.take(0), timeout)
 
 
 class Wakeup:

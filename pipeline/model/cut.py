@@ -149,7 +149,7 @@ def cut_model(
     if not layers or not all(isinstance(layer, torch.nn.Module) for layer in layers):
         raise ModelRefused("the model has no layers, or some are not torch modules")
     _refuse_without_shape(names, layers)
-    edges = range(len(layers) + 1) if ready else edges_of(names, layers, cut, stages)
+    edges = range(len(layers) + 1) if ready else edges_of(names, layers, cut, stages, _more_layers(model))
     segments = [
         Segment(k, low, tuple(names[low:high]), tuple(layers[low:high]))
         for k, (low, high) in enumerate(pairwise(edges))
@@ -193,6 +193,10 @@ def frozen_stages(segments: Sequence[Segment]) -> tuple[int, ...]:
     """Return the indexes of stages after the first trainable one that have no trainable parameter."""
     first = first_trainable(segments)
     return tuple(part.index for part in segments if part.index > first and not part.trainable)
+
+
+def _more_layers(model: Any) -> str:
+    return model.more_layers() if isinstance(model, Layers) else ""
 
 
 def _with_titles(model: Any, layers: Sequence[torch.nn.Module], segments: Sequence[Segment]) -> list[Segment]:

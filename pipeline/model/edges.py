@@ -24,7 +24,9 @@ EACH_LAYER = "each layer"  # a cut that no plan can write: every layer is a stag
 _NamedLayers = tuple[list[str], list[torch.nn.Module]]
 
 
-def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None) -> list[int]:
+def edges_of(
+    names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, stages: int | None, way_out: str = ""
+) -> list[int]:
     """Return the number of each stage's first layer, and at the end the number of layers.
 
     Args:
@@ -33,6 +35,7 @@ def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, 
         cut: Numbers or names of the layers with which stages 1, 2, ... begin; None or text cuts by size, and
             `EACH_LAYER` before every layer.
         stages: Number of stages for a cut by size; None is 1.
+        way_out: Text about how the model could have more layers.
 
     Raises:
         ModelRefused: A layer in `cut` is not known, is the first, or is not after the one before; or there are more
@@ -41,7 +44,7 @@ def edges_of(names: Sequence[str], layers: Sequence[torch.nn.Module], cut: Cut, 
     if cut == EACH_LAYER:
         return list(range(len(layers) + 1))
     if cut is None or isinstance(cut, str):
-        return _balanced(layers, stages or 1)
+        return _balanced(layers, stages or 1, way_out)
     found = [_number(each, names, layers, cut) for each in cut]
     for (before, after), (first, second) in zip(pairwise(found), pairwise(cut), strict=True):
         if before >= after:
@@ -87,15 +90,16 @@ def _modules(layer: torch.nn.Module, name: str) -> set[str]:
     return {joined(part, key) if key else part for part, key in found}
 
 
-def _balanced(layers: Sequence[torch.nn.Module], stages: int) -> list[int]:
+def _balanced(layers: Sequence[torch.nn.Module], stages: int, way_out: str) -> list[int]:
     """Return the edges of `stages` contiguous parts whose largest has as few parameters as possible.
 
     Of several such cuts it is the earliest. A layer counts one more than its parameters, so that layers without any are
     spread too.
     """
     if not 0 < stages <= len(layers):
+        counted = "1 layer" if len(layers) == 1 else f"{len(layers)} layers"
         raise ModelRefused(
-            Setting("model.stages", stages), f", but the model has {len(layers)} layers: at most one stage each"
+            Setting("model.stages", stages), f", but the model has {counted}: at most one stage each{way_out}"
         )
     weights = [1 + sum(p.numel() for p in layer.parameters()) for layer in layers]
     return best_partition(len(layers), stages, by_weight(weights)) or []

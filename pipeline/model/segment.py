@@ -1,12 +1,14 @@
 """Parts of the unsplit model, one for each stage, and the stages that compute them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.features.ties import SharedParameters
+from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.layers.layer import BatchCheck, BoundLayer, joined, named_state, parts_of
 from stageline.pipeline.stage.layers.loss import Loss
 from stageline.pipeline.stage.settings import StageSettings
@@ -160,6 +162,16 @@ class Segment:
     def parts(self) -> list[tuple[str, torch.nn.Module]]:
         """The modules of the unsplit model that have the stage's state, with their names there."""
         return [part for name, layer in zip(self.names, self.layers, strict=True) for part in parts_of(layer, name)]
+
+
+def part_of(segments: Sequence[Segment], copy: int, replicas: Replicas) -> Segment:
+    """Return the part of the model that a copy of a stage computes.
+
+    A further replica has layers of its own: the workers of a run may be in one process, and replicas share no
+    parameters.
+    """
+    part = segments[replicas.stage(copy)]
+    return part if copy == part.index else replace(part, layers=deepcopy(part.layers))
 
 
 def layouts_of(

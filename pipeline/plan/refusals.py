@@ -183,7 +183,7 @@ REFUSED: tuple[Refusal, ...] = (
     not_built(
         CHOSEN, SCRIPT, 'a script does not support "auto"; use another name, such as "1f1b", or train with a plan'
     ),
-    not_built(REPLICAS, SCRIPT, "a script does not support replicas; train with a plan"),
+    not_built(ELASTIC, SCRIPT, "a script starts no process for a lost replica; leave it out, or train with a plan"),
     not_built(GROUPS, SCRIPT, "a script does not support several processes for a stage; train with a plan"),
     # Workers in the script's own thread have no folder of a run.
     physical(TAPS, INLINE, "an inline line has no folder to store them in; leave out workers, to compute in processes"),

@@ -9,11 +9,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor, nn
 
-from stageline import Line
+from stageline import Line, load_weights
 from stageline.workers.runs.metrics import StepMetrics, metrics_in
 from support.fork_server import ForkServer
 from support.paths import TESTS
@@ -223,7 +224,7 @@ def test_ctrl_c_in_a_fit_loses_no_step(workspace: Workspace) -> None:
 
 
 @pytest.mark.slow
-def test_fit_with_workers_that_join_is_the_plain_loop_and_each_machine_has_its_own_metrics(
+def test_fit_with_workers_that_join_is_the_plain_loop_and_the_script_has_its_metrics_and_its_best_checkpoint(
     workspace: Workspace, tmp_path: Path, fork_server: ForkServer
 ) -> None:
     address, folder = f"tcp://127.0.0.1:{free_port()}", tmp_path / "there"
@@ -234,9 +235,17 @@ def test_fit_with_workers_that_join_is_the_plain_loop_and_each_machine_has_its_o
         found = result(workspace, address)
         assert [worker.wait() for worker in workers] == [0] * 3
         demand_plain(found)
-        steps, evaluations = list(metrics_in(there.runs()[0])), list(metrics_in(workspace.runs()[0]))
+        there_steps, lines = list(metrics_in(there.runs()[0])), list(metrics_in(workspace.runs()[0]))
+    steps = [line for line in lines if isinstance(line, StepMetrics)]
     assert [(line.step, line.loss) for line in steps] == list(enumerate(plain()[0]["losses"]))
-    assert [str(line.step) for line in evaluations] == list(plain()[0]["evaluations"])
+    assert [msgspec.structs.replace(line, time=0.0) for line in steps] == [
+        msgspec.structs.replace(line, time=0.0) for line in there_steps
+    ]
+    assert [str(line.step) for line in lines if line not in steps] == list(plain()[0]["evaluations"])
+    best = load_weights(workspace.runs()[0], best=True)
+    assert digest(best) == plain()[0]["best_weights"]
+    went_on = result(workspace, "processes", "best")  # with workers of this machine
+    assert went_on == {"first": found["best"][0], "weights": plain()[0]["best_weights"]}
 
 
 @pytest.mark.slow
@@ -272,3 +281,16 @@ def test_a_fit_goes_on_with_the_order_of_before_between_epochs_and_unchecked(
     script = workspace.start("script", str(SCRIPT.with_name("shuffled.py")), kind, at, happens)
     said, errors = script.communicate()
     assert json.loads(said) == {"steps": 12, "said": ""}, errors
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_refused_does_not_count(tmp_path: Path) -> None:
+    """The script without it found none of its evaluations when it was resumed, since they were of another fit."""
+    batches = [(torch.ones(4, 2), torch.zeros(4, 2))] * 2
+    options: Any = {"loss": nn.functional.mse_loss, "optimizer": partial(torch.optim.SGD, lr=0.1), "folder": tmp_path}
+    with Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), stages=2, **options) as line:
+        with pytest.raises(ValueError, match="epochs = 2"):
+            line.fit(iter(batches), epochs=2)
+        line.fit(batches, held_out=batches, evaluate_every="epoch")
+        assert line.folder is not None
+        assert [json.loads(each)["fit"] for each in (line.folder / "evaluations.jsonl").read_text().splitlines()] == [1]

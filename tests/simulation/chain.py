@@ -160,6 +160,8 @@ class ChainExecutor:
         self.stages = {stage: Chain(stage, stage in frozen, delays) for stage in schedule.placement[worker]}
         self.loss: float | None = None
         self.gradient_norm: float | None = None
+        self.learning_rates: tuple[float, ...] = ()
+        self.rows = 0
         self.feed = feed
         self.sums = Sums()
         self.gives_up = False
@@ -279,7 +281,7 @@ def undisturbed_script(schedule: Schedule, kinds: tuple[CallKind, ...], passes: 
             sequence.close()
     stages = {index: stage for executor in executors for index, stage in executor.stages.items()}
     last = schedule.owner(program.last)
-    losses = [reply[last] for kind, reply in zip(kinds, replies, strict=True) if kind is CallKind.TRAIN]
+    losses = [reply[last][0] for kind, reply in zip(kinds, replies, strict=True) if kind is CallKind.TRAIN]
     return ChainResult(tuple(digest(stages[index]) for index in range(len(stages))), tuple(losses), tuple(replies))
 
 

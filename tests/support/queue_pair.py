@@ -19,6 +19,8 @@ from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.pipeline.addresses import Reach
 from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.tree import Tree
+from support.keyed import KEYS
+from support.sealed import sealing_since
 from support.transports import queues_url, registered
 
 RUN = "line-run"
@@ -31,6 +33,7 @@ def queue_of(name: str, *, count: int = 4, window: int | None = 8, per: Per = Pe
     return Queue(name=name, producer=0, consumer=1, source=0, target=1, per=per, count=count, window=window)
 
 
+PLAIN = QueueOptions()
 KEY, BACK = queue_of("forward-1"), queue_of("backward-0")
 
 
@@ -101,8 +104,9 @@ def memory_line(folder: Path, *, key: Queue = KEY, retain_bytes: int = 2**40) ->
     return QueuePair(queues, queues, key)
 
 
-def line_over(backend: Backend, folder: Path, *, key: Queue = KEY, **retention: Any) -> QueuePair:
-    terms = QueueOptions()
+def line_over(
+    backend: Backend, folder: Path, *, key: Queue = KEY, terms: QueueOptions = PLAIN, **retention: Any
+) -> QueuePair:
     retaining = replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
     url, folders = queues_url(backend), (folder / "0", folder / "1")
     for each in folders:
@@ -117,3 +121,5 @@ LINES: dict[str, Callable[..., QueuePair]] = {
     scheme: memory_line if backend.reach is Reach.PROCESS else partial(line_over, backend)
     for scheme, backend in registered().items()
 }
+LINES["tcp with keys"] = partial(line_over, registered()["tcp"], terms=QueueOptions(keys=KEYS))
+LINES["redis, sealed"] = partial(line_over, registered()["redis"], terms=QueueOptions(sealing_of=sealing_since(0)))

@@ -63,7 +63,6 @@ class ScriptedRun:
     schedule: str = "1f1b"
     window: Sequence[int] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    saving: Callable[[], object] = lambda: None  # what a worker does when the script calls for a checkpoint
 
     def __post_init__(self) -> None:
         microbatches = self.recipe.microbatches
@@ -95,7 +94,8 @@ class ScriptedRun:
 
     def train(self, x: Tree, y: Tree) -> float | None:
         """The loss."""
-        return self.reply(self.put(CallKind.TRAIN, x, y), of_last_stage=True)
+        loss, *_ = self.reply(self.put(CallKind.TRAIN, x, y), of_last_stage=True)
+        return loss
 
     def evaluate(self, x: Tree, y: Tree) -> dict[str, float]:
         return self.reply(self.put(CallKind.EVALUATE, x, y), of_last_stage=True)
@@ -242,7 +242,6 @@ class ScriptedRun:
             run=RUN,
             incarnation=incarnation,
             start=start,
-            save=lambda folder, position: self.saving(),
         )
 
     def _snapping(self, executor: Executor) -> CarryOut:

@@ -25,6 +25,7 @@ _PARTS = {
     "3": "Queues and transports",
     "4": "Checkpoints and recovery",
     "5": "Runs and commands",
+    "6": "Keys",
     "9": "Bugs in stageline",
 }
 _INTRODUCTION = """\

@@ -33,6 +33,7 @@ from stageline.pipeline.process.lifeline import NONE
 from stageline.pipeline.retry import causes, lacks_memory, passing_fault
 from stageline.workers.checkpoint.hooks import Announced, open_snapshots
 from stageline.workers.checkpoint.saved import save_stages
+from stageline.workers.checkpoint.sent import sent_stages
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.trained_weights import save_weights
 from stageline.workers.control.commands import CommandHandler, SavedWeights
@@ -232,7 +233,7 @@ class Worker:
         if elastic_stages(job.plan) and options.command:
             stack.enter_context(StandIns(job.schedule, job.plan, assigned.index, options.broker, options.command))
         hooks = stack.enter_context(open_snapshots(place, assigned, self._features, self._announced))
-        save = (lambda folder, position: None) if options.joined else self._save_checkpoint
+        save = (lambda folder, position: sent_stages(self._stages)) if options.joined else self._save_checkpoint
         self._loop = loop_of(place, self._features, calls, keep=hooks.keep, save=save)
         self._commands = CommandHandler(assigned, control, queues, hooks, self._loop)
         self._ready = True
@@ -267,7 +268,7 @@ class Worker:
                 self._commands.handle()
 
     def _save_checkpoint(self, folder: Path, position: Position) -> None:
-        """Save a checkpoint that a script has called for."""
+        """Save a checkpoint that a script has called for. How that went is no reply: repeated, it may go otherwise."""
         save_stages(folder, self._job.plan, self._assigned, self._stages, position.step, self._progress)
 
     def _save(self) -> SavedWeights:

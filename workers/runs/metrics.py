@@ -278,13 +278,17 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
 
         An evaluation that the file has is left out: a worker that begins after its step may evaluate again.
         """
-        if self._failure is not None:
-            raise self._not_written(self._failure) from self._failure
+        self.demand_written()
         if isinstance(line, EvaluationMetrics):
             if line.step <= self._evaluated:
                 return
             self._evaluated = line.step
         self._added.append(line)
+
+    def demand_written(self) -> None:
+        """Raise `MetricsNotWritten` once writing has failed for a minute."""
+        if self._failure is not None:
+            raise self._not_written(self._failure) from self._failure
 
     def flush(self) -> None:
         """Write all added lines, so that they survive a power failure. For any thread.

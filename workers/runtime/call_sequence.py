@@ -144,8 +144,8 @@ class CallSequence:
             case Call() if last and self._executor.gives_up:
                 return emptied()
             case Call(CallKind.TRAIN) if last:
-                loss, norm = self._executor.loss, self._executor.gradient_norm
-                return loss if norm is None else (loss, norm)
+                found = self._executor
+                return found.loss, found.gradient_norm, found.learning_rates, found.rows
             case Call(CallKind.EVALUATE) if last:
                 sums = self._executor.sums
                 return {"rows": sums.rows, "loss": sums.loss, **sums.metrics}
@@ -159,7 +159,7 @@ class CallSequence:
             case Call(CallKind.STOP):
                 self._keep(self.position.step)  # a run that has finished can be continued from its last step
             case Call(CallKind.SAVE, inputs=str(folder)):
-                self._save(Path(folder), self.position)  # how that went is no reply: repeated, it may go otherwise
+                return self._save(Path(folder), self.position)
         return None
 
     def close(self) -> None:

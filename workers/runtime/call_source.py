@@ -22,7 +22,7 @@ from .calls import Position
 from .executor import Executor
 from .progress import Progress
 
-SaveStages = Callable[[Path, Position], object]  # into a folder, which lacks a stage if that could not be done
+SaveStages = Callable[[Path, Position], Tree]  # into a folder, which lacks a stage if that could not be done; a reply
 Keep = Callable[[int], object]  # saves the state after so many steps
 Measured = Callable[[MetricsLine], object]
 

@@ -8,13 +8,14 @@ Every worker gets every call, and carries them out in order. A call's batch goes
 the owner of stage 0, the targets to the owner of the last stage. A worker cuts it into microbatches itself.
 
     kind       what the workers do                            what the reply holds
-    TRAIN      one training step                              the loss, None without rows            (last stage)
+    TRAIN      one training step                              (loss, gradient norm, rates, rows)     (last stage)
     EVALUATE   one batch forward, with loss and metrics       {"rows": 7, "loss": 9.1, ...}: sums   (last stage)
     PREDICT    one batch forward                              a tuple: the microbatches' outputs    (last stage)
     STATE      nothing                                        the weights of the worker's stages
                (with `ema`, these three are of the averages of the weights)
     LOAD       set the weights of their stages                None
     SAVE       write snapshots into the folder `inputs`       None; a stage that could not is lacking there
+               on other machines: nothing                     the state of the worker's stages
     STOP       end: save the weights                          None
 
 A batch that was only run forward has changed nothing. Once the script has all replies to it, the call is *settled*: its

@@ -1,7 +1,6 @@
 """A plan with its model and data, from which every process of a run derives segments, schedule, program and batches."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from stageline.pipeline.model.load import (
     load_function,
 )
 from stageline.pipeline.model.plan_stage import demand_matched, demand_recomputable, make_stage, tapped_layers
-from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.segment import Segment, part_of
 from stageline.pipeline.model.side_effects import demand_replicable
 from stageline.pipeline.model.split import demand_splits
 from stageline.pipeline.model.ties import ties_of
@@ -267,14 +266,11 @@ class Job:
 
         Raises `ModelRefused` for a wrong optimizer or loss.
         """
-        stage = self.schedule.replicas.stage(copy)
-        part = self.segments[stage]
-        if copy != stage:  # the workers of a run may be in one process, and replicas share no parameters
-            part = replace(part, layers=deepcopy(part.layers))
+        part = part_of(self.segments, copy, self.schedule.replicas)
         return make_stage(
             self.plan,
             part,
-            last=stage == self.schedule.stages - 1,
+            last=part.index == self.schedule.stages - 1,
             device=device or self.device_of(copy),
             stash_weights=self.schedule.mode == "async" and self.verdict.stage_peak[copy] > 1,
             delay_weights=self.schedule.delays,

@@ -37,6 +37,7 @@ from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerF
 
 Model = torch.nn.Module | Layers | Sequence[torch.nn.Module] | Callable[[], Any]
 Metric = Callable[[Any, Any], Any]
+Device = str | torch.device
 FeatureMaker = Feature | Callable[[], Feature]
 Workers = Literal["processes", "inline"]
 P = ParamSpec("P")
@@ -95,6 +96,10 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
+def _is_device(value: object) -> bool:
+    return isinstance(value, str | torch.device)
+
+
 def _patterns(example: str) -> ValueKind:
     return ValueKind(_is_list_of(_is_text), f"a list of patterns of names, such as {example}")
 
@@ -119,6 +124,10 @@ _COUNT = ValueKind(lambda value: _is_whole(value) and value > 0, "a whole number
 _PLACEMENT = ValueKind(
     lambda value: _is_list(value) and all(_is_list(owned) and all(map(_is_whole, owned)) for owned in value),
     "a list with the stages of each worker, such as [[0, 2], [1, 3]]",
+)
+_DEVICE = ValueKind(
+    lambda value: _is_device(value) or _is_list_of(_is_device)(value),
+    'a device such as "cuda:0", or a list with one for each worker',
 )
 _SEED = ValueKind(
     lambda value: _is_whole(value) and value in range(1 << 64), "a whole number of at least 0, of at most 64 bits"
@@ -188,7 +197,10 @@ class LineOptions:
         ),
     ] = None
     seed: Annotated[int, Argument("run.seed", _SEED)] = 0
-    device: Annotated[str | torch.device, Argument("workers.N.device", write=str)] = "cpu"
+    device: Annotated[
+        Device | Sequence[Device],  # one for all workers, or one for each
+        Argument("workers.N.device", _DEVICE, lambda given: list(map(str, given)) if _is_list(given) else str(given)),
+    ] = "cpu"
     autocast: Annotated[Autocast | None, Argument("model.autocast")] = None
     recompute: Annotated[Recompute | None, Argument("memory.recompute", _RECOMPUTE, _listed)] = None
     threads: Annotated[int, Argument("workers.N.threads")] = 1
@@ -245,6 +257,11 @@ class LineOptions:
     def follows(self, every: str) -> bool:
         """Return True if a learning rate scheduler steps at the end of each "epoch", or "evaluation"."""
         return self.lr_scheduler is not None and self.lr_every == every
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """The devices given: one for all workers, or one for each."""
+        return [self.device] if isinstance(self.device, str | torch.device) else self.device
 
     @property
     def other_keys(self) -> Mapping[str, object]:

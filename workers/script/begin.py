@@ -26,6 +26,7 @@ from stageline.pipeline.model.object_names import OBJECTS
 from stageline.pipeline.model.own_schedule import loaded_rows, rows_by
 from stageline.pipeline.model.plan_stage import demand_matched, demand_recomputable, groups_of, tapped_layers
 from stageline.pipeline.model.segment import Segment, layouts_of
+from stageline.pipeline.model.side_effects import demand_replicable
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.key_types import hint
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
@@ -135,7 +136,7 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] = {}
         PlanRefused: The options make no valid plan.
         ModelRefused: A function that lists the schedule is unusable.
     """
-    placement = options.placement or [(stage,) for stage in range(stages)]
+    placement = options.placement or _one_stage_each(options, stages)
     if options.microbatches is None:
         options = replace(options, microbatches=microbatches_for(options, placement))
     pairs = list(_written(options, placement))
@@ -152,24 +153,36 @@ def plan_of(options: LineOptions, stages: int, remote: Mapping[str, object] = {}
     return from_mapping(tables, sets=sets, rows_of_function=rows).resolved(stages)
 
 
+def _one_stage_each(options: LineOptions, stages: int) -> list[tuple[int]]:
+    """Return a worker for each stage, and after those one for each further replica, as in a plan without workers."""
+    given = [options.other_keys.get(f"stage.{stage}.replicas") for stage in range(stages)]
+    further = [(stage,) for stage, count in enumerate(given) for _ in range(1, count if isinstance(count, int) else 1)]
+    return [*((stage,) for stage in range(stages)), *further]
+
+
 def _written(options: LineOptions, placement: Sequence[Sequence[int]]) -> Iterator[tuple[Key, object]]:
     """Yield the keys of the plan that the arguments set, each with its value."""
     given = {name: row.write(getattr(options, name)) for name, row in ARGUMENTS.items() if hasattr(options, name)}
     given["placement"] = list(map(list, placement))
+    if isinstance(given["device"], list) and len(given["device"]) != len(placement):
+        raise ModelRefused(
+            f"device = {given['device']!r}: there are {len(placement)} workers; give one device for all, or a list "
+            "with one for each"
+        )
     for name, value in given.items():
         row = ARGUMENTS[name]
         if row.key and value is not None and not (row.needs and given[row.needs] is None):
             for key in (row.key, *row.further):
-                yield from _of_each_worker(key, name, value, len(placement))
+                yield from _of_each_worker(key, value, len(placement))
 
 
-def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[tuple[Key, object]]:
+def _of_each_worker(key: str, value: Any, workers: int) -> Iterator[tuple[Key, object]]:
     parts = tuple(key.split("."))
     if "N" not in parts:
         yield parts, value
         return
     for worker in range(workers):
-        own = value[worker] if name == "placement" else value
+        own = value[worker] if isinstance(value, list) else value
         yield tuple(str(worker) if part == "N" else part for part in parts), own
 
 
@@ -268,11 +281,12 @@ def _begin(options: LineCall, checked: Callable[[Any], Any], begun: str) -> Begu
     demand_matched(plan, segments)
     tapped_layers(plan, segments)
     demand_recomputable(plan, segments)
+    demand_replicable(plan, segments)
     with registered(model, options):
         demand_features(plan)
         program = scripted_program(plan, segments)
-    placement = program.schedule.placement
-    names = [frozenset().union(*(segments[stage].weight_names for stage in owned)) for owned in placement]
+    placement, stage_of = program.schedule.placement, program.schedule.replicas.stage
+    names = [frozenset().union(*(segments[stage_of(copy)].weight_names for copy in owned)) for owned in placement]
     made = partial(
         Begun,
         weights_of(whole, segments),
@@ -288,7 +302,7 @@ def _begin(options: LineCall, checked: Callable[[Any], Any], begun: str) -> Begu
     run = None
     if remote is not None:
         run = None if resume is None else saving.begun_run(plan, resume)
-        return made(remote_run.RemoteRun(plan, program, names, run, remote.code))
+        return made(remote_run.RemoteRun(plan, plan_of(options, len(segments)), program, names, run, remote.code))
     news = () if resume is not None else idle_news(plan, program.schedule, frozen_stages(segments))
     with registered(model, options):
         if resume is not None:

@@ -91,8 +91,9 @@ def _complaints(options: LineCall) -> Iterator[str]:
     metrics: Sequence[object] = options.metrics
     for index, metric in enumerate(metrics):
         yield from _of_measure(f"metrics[{index}]", metric)
-    if reason := _device_complaint(str(options.device)):
-        yield f'device = "{options.device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
+    for device in dict.fromkeys(map(str, options.devices)):
+        if reason := _device_complaint(device):
+            yield f'device = "{device}": {reason}; expected one that this torch has, such as "cpu" or "cuda:0"'
     url = str(options.other_keys.get("queues.url", ""))
     if options.workers != "inline" and transport_of(url).reach is Reach.PROCESS:
         yield (

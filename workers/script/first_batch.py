@@ -21,6 +21,7 @@ from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.model.cut import demand_made
 from stageline.pipeline.model.edges import must_be_traced
 from stageline.pipeline.model.layered.layers import Layers
+from stageline.pipeline.model.layered.refusal import demand_python
 from stageline.pipeline.model.load import demand_features
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.refusals import refused_inline
@@ -61,11 +62,7 @@ def begin_line(call: LineCall) -> Begun:
                 f"first batch, which workers on other machines do not have: give a function that returns "
                 f"stageline.traced({type(model).__name__}(...), example) (docs/guides/models.md)"
             )
-        if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
-            raise ModelRefused(
-                "the model is compiled (torch.compile), and stages call its layers one by one, which a trace finds "
-                "only in the model itself: give the model as it was before"
-            )
+        demand_python(model)
         demand_made(model, stored=call.loads_weights)
         stages = len(call.cut) + 1 if call.cut is not None else call.stages or 1
         plan = plan_of(recorded_microbatches(call), stages)

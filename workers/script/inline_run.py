@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stageline.pipeline.feature import Feature
 from stageline.pipeline.model.plan_stage import groups_of, lr_scheduler_of, optimizer_of, steps_between
-from stageline.pipeline.model.segment import Segment
+from stageline.pipeline.model.segment import Segment, part_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program, Queue
 from stageline.pipeline.stage.layers.passage import generators_kept
@@ -67,10 +67,10 @@ class InlineRun:
         self._names = names
         self._program = program.requeued(partial(coded_queue, plan, schedule))
         self._queues = SharedQueues(self._program, RUN)
-        self._threads, self._device = options.threads, torch.device(options.device)
+        self._threads, self._devices = options.threads, {*map(torch.device, options.devices)}
         self._calls = CallLog(Position())
         self._broken = ""
-        self._executors = [self._executor(owned, segments, options) for owned in schedule.placement]
+        self._executors = [self._executor(worker, segments, options) for worker in range(self.size)]
         calls = QueuedCalls(self._program)
         self._workers = [
             WorkerLoop(calls, index, executor, self._queues, run=RUN, incarnation=1)
@@ -92,7 +92,7 @@ class InlineRun:
             raise ComputeFailed(f"this line cannot go on: an earlier call failed ({self._broken}). Make a new one")
         demand_default_device()
         try:
-            with _threads(self._threads), generators_kept(self._device):
+            with _threads(self._threads), generators_kept(*self._devices):
                 return self._carry_out(self._calls.numbered(call))
         except BaseException as error:  # Ctrl-C too: messages of the call remain in the queues
             self._broken = str(error) or type(error).__name__
@@ -155,12 +155,16 @@ class InlineRun:
         message = self._queues.inbound(queue).take(0)
         return None if message is None else message.payload
 
-    def _executor(self, owned: Sequence[int], segments: Sequence[Segment], options: LineOptions) -> Executor:
-        stages = {stage: self._stage(segments[stage], options) for stage in owned}
+    def _executor(self, worker: int, segments: Sequence[Segment], options: LineOptions) -> Executor:
+        schedule, device = self._program.schedule, self._plan.workers[worker].device
+        replicas = schedule.replicas
+        stages = {
+            copy: self._stage(part_of(segments, copy, replicas), options, device) for copy in schedule.placement[worker]
+        }
         feed = CallFeed(self._plan.schedule.microbatches, self._plan.schedule.accumulate)
-        return Executor(stages, feed, self._program.last, options.named_metrics)
+        return Executor(stages, feed, self._program.last, options.named_metrics, replicas=replicas)
 
-    def _stage(self, part: Segment, options: LineOptions) -> Stage:
+    def _stage(self, part: Segment, options: LineOptions, device: str) -> Stage:
         """Return the stage that computes `part`; only the last has a loss. Raises `ModelRefused` for its weights."""
         part.load()
         return part.stage(
@@ -171,7 +175,7 @@ class InlineRun:
                 seed=options.seed,
                 lr_scheduler=lr_scheduler_of(self._plan),
                 lr_every=steps_between(self._plan.lr_scheduler, 0),
-                device=options.device,
+                device=device,
                 clip_norm=options.clip_norm,
                 ema_decay=options.ema_decay,
                 autocast=options.autocast,

@@ -3,9 +3,9 @@
 This file has the script's view. A `ScriptRun` carries the calls out, in this process or in others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -60,7 +60,7 @@ class Line(AbstractContextManager["Line"]):
         accumulate: Number of batches per step.
         window: One number for each stage, for the schedule "window" and optionally for "zb-h1".
         seed: Seed of the layers' random numbers.
-        device: Device of all stages.
+        device: Device of all stages, or a list with the device of each worker.
         autocast: "bf16" computes forwards and the loss under torch.autocast.
         recompute: "stage", "layers" (one by one), or patterns of names of layers and modules: the backward runs their
             forward again instead of keeping activations.
@@ -99,9 +99,7 @@ class Line(AbstractContextManager["Line"]):
     @given_as(LineCall)
     def __init__(self, options: LineCall) -> None:
         """Begin the run, or resume it; `options` holds the arguments that the class documents."""
-        self._unanswered = UnansweredCalls()
-        self._closed = ""
-        self._options = options
+        self._unanswered, self._options, self._closed = UnansweredCalls(), options, ""
         self._begun = begin_line(options)
         self._evaluations, self._fits = self._open_log(), 0
         self._epoch: int | None = None  # steps of an epoch, in a fit; 0 if nothing counts them
@@ -232,15 +230,21 @@ class Line(AbstractContextManager["Line"]):
             callbacks=callbacks,
         )
         demand_fit(wanted, self._options, self._run.cannot_save)
-        self._fits += 1
-        differs = self._run.of_fit(self._fits)
+        epoch = length("lr_every") if self._options.follows("epoch") else 0
+        differs = self._run.of_fit(self._fits + 1)
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs, targets)
         measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
-        self._epoch = length("lr_every") if self._options.follows("epoch") else 0
         self._seen.begin_fit(end, known_epoch(batches, self._options.accumulate), metric)
-        try:
+        with self._in_fit(epoch):
             return Fit(self, each, wanted, self._evaluations, self._fits, measure, end, self._seen.evaluated).run()
+
+    @contextmanager
+    def _in_fit(self, epoch: int) -> Iterator[None]:
+        """Count a fit whose epochs have `epoch` steps, 0 if nothing counts them; until its end, steps are of it."""
+        self._fits, self._epoch = self._fits + 1, epoch
+        try:
+            yield
         finally:
             self._epoch = None
 

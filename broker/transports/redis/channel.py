@@ -41,6 +41,8 @@ log = structlog.get_logger()
 class RedisClientChannel:
     """`ClientChannel` to a broker through a Redis server."""
 
+    refusal = ""  # the server's refusals are troubles
+
     def __init__(self, url: str) -> None:
         """Prepare a connection, which is made on the first use. Raises `AddressUnusable` for a malformed URL."""
         self._me = secrets.token_hex(_SENDER // 2).encode()
@@ -132,6 +134,10 @@ class RedisServerChannel:
         self._refreshed = 0.0
         self._away = False
         self._acquire()
+
+    def key_of(self, sender: bytes) -> str:
+        """Return "": the server does not say who has sent a message."""
+        return ""
 
     def receive(self, timeout: float) -> Sequence[Received] | None:
         """Return the messages that have arrived; wait up to `timeout` seconds for the first.

@@ -34,7 +34,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
 
 
-def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, int]) -> "zmq.Socket[Any]":
+def open_socket(context: "zmq.Context[Any]", kind: int, options: Mapping[int, int | bytes]) -> "zmq.Socket[Any]":
     """Return a ZeroMQ socket with these options; no socket is left open if one of them is refused.
 
     Args:

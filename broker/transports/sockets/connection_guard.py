@@ -85,15 +85,18 @@ class ConnectionGuard:
     (`zmq.SRCFD`). Close the guard before the socket.
     """
 
-    def __init__(self, context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", largest: int) -> None:
+    def __init__(self, context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", largest: int, surplus: int = 0) -> None:
         """Begin to watch `socket`.
 
         Args:
             context: Context of `socket`.
             socket: Socket that is not bound yet.
             largest: Bytes of the largest message from a trusted peer.
+            surplus: Bytes that each frame is longer on its way, because it is encrypted.
         """
         self._largest = largest
+        self._long = _LONG - surplus
+        self._short_head, self._long_head = _SHORT_HEAD + surplus, _LONG_HEAD + surplus
         self._socket = socket
         self._bytes: dict[int, int] = {}
         self._frames: dict[int, int] = {}
@@ -111,7 +114,8 @@ class ConnectionGuard:
 
     def note(self, source: int, size: int) -> None:
         """Count a frame of `size` bytes that was taken from the socket."""
-        self._bytes[source] = self._bytes.get(source, 0) + size + (_SHORT_HEAD if size < _LONG else _LONG_HEAD)
+        head = self._short_head if size < self._long else self._long_head
+        self._bytes[source] = self._bytes.get(source, 0) + size + head
         self._frames[source] = self._frames.get(source, 0) + 1
 
     def drained(self) -> None:

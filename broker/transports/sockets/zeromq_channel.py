@@ -1,19 +1,21 @@
 """Control messages over ZeroMQ: the broker has a ROUTER, all others a DEALER."""
 
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.control.channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received
 from stageline.broker.errors import AddressUnusable
 from stageline.pipeline.addresses import masked
 
-from .bind import connect, listening, open_socket
+from .bind import connect, listening
 from .connection_guard import ConnectionGuard
+from .curve import CurveClient, CurveServer, open_keyed, surplus
+from .handshakes import ClientHandshakes
+from .zap import key_in
 
 # Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
 _BATCH = 1000  # messages
@@ -59,7 +61,7 @@ class Unguarded:
 
 
 def guarded(
-    context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", url: str, largest: int
+    context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", url: str, largest: int, curve: CurveServer | None
 ) -> ConnectionGuard | Unguarded:
     """Return the guard of `socket`, which is going to be bound to `url`.
 
@@ -68,23 +70,31 @@ def guarded(
         socket: Socket that is not bound yet.
         url: Address; only sockets at `tcp://` need a guard.
         largest: Bytes of the largest message from a trusted peer.
+        curve: Keys of the socket.
     """
-    return ConnectionGuard(context, socket, largest) if url.startswith("tcp://") else Unguarded()
+    return ConnectionGuard(context, socket, largest, surplus(curve)) if url.startswith("tcp://") else Unguarded()
+
+
+def _no_key(frame: zmq.Frame) -> str:
+    return ""
 
 
 class ZeroMQClientChannel:
     """`ClientChannel` to a broker at a ZeroMQ address."""
 
-    def __init__(self, url: str, *, keeps: bool = False) -> None:
+    def __init__(self, url: str, curve: CurveClient | None = None, *, keeps: bool = False) -> None:
         """Connect to the broker at `url`. Raises `AddressUnusable`.
 
-        With `keeps`, messages sent before the connection is established wait for it.
+        Args:
+            url: Address of the broker.
+            curve: Keys; None: the connection has none.
+            keeps: If True, messages sent before the connection is established wait for it.
         """
         self._url = url
         self._context = zmq.Context()
         try:
-            self._socket = open_socket(self._context, zmq.DEALER, {**_DEALER_OPTIONS, zmq.IMMEDIATE: not keeps})
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+            self._socket = open_keyed(self._context, zmq.DEALER, {**_DEALER_OPTIONS, zmq.IMMEDIATE: not keeps}, curve)
+            self._handshakes = ClientHandshakes(self._context, self._socket, url, curve)
             connect(self._socket, url)
         except zmq.ZMQError as error:  # also where the system has no sockets left
             self._context.destroy(linger=0)
@@ -116,18 +126,18 @@ class ZeroMQClientChannel:
             return f"the name {host!r} in {masked(self._url)} cannot be resolved: {error}"
         return ""
 
+    @property
+    def refusal(self) -> str:
+        """The reason why what is at the address gives no connection, a `KeyRefusal`; may take seconds."""
+        return self._handshakes.refusal
+
     def renewed(self) -> bool:
         """Return True if a connection was established since the last call."""
-        new = False
-        while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
-            new = True
-        return new
+        return self._handshakes.renewed()
 
     def close(self) -> None:
         """Close the connection, after half a second at most for what is on its way out."""
-        self._socket.disable_monitor()
-        self._monitor.close()
+        self._handshakes.close()
         self._socket.close()
         self._context.term()
 
@@ -135,16 +145,18 @@ class ZeroMQClientChannel:
 class ZeroMQServerChannel:
     """`ServerChannel` of a broker that listens at a ZeroMQ address."""
 
-    def __init__(self, url: str) -> None:
-        """Listen at `url`. Raises `EndpointTaken`."""
+    def __init__(self, url: str, curve: CurveServer | None = None) -> None:
+        """Listen at `url`, with the keys of `curve` unless that is None. Raises `EndpointTaken`."""
         context = zmq.Context()
-        self._router = open_socket(context, zmq.ROUTER, _ROUTER_OPTIONS)
+        self._router = open_keyed(context, zmq.ROUTER, _ROUTER_OPTIONS, curve)
         self._sources: dict[bytes, int] = {}  # the connection of each sender in the last batch
+        self._keys: dict[bytes, str] = {}  # likewise
+        self._key_in: Callable[[zmq.Frame], str] = _no_key if curve is None else key_in
         self._emptied = False  # the last batch was all that had arrived
         with ExitStack() as cleanup:
             cleanup.callback(context.term)
             cleanup.callback(self._router.close)
-            self._guard = guarded(context, self._router, url, LARGEST)
+            self._guard = guarded(context, self._router, url, LARGEST, curve)
             cleanup.callback(self._guard.close)
             self.endpoint = cleanup.enter_context(listening(self._router, url))
             self._resources = cleanup.pop_all()
@@ -152,12 +164,13 @@ class ZeroMQServerChannel:
     def receive(self, timeout: float) -> Sequence[Received]:
         """Return what has arrived within `timeout` seconds: senders and their messages, at most one batch.
 
-        A message is None if it has more than one frame, or is too long for its sender.
+        A message is None if it has more than one frame, is too long for its sender, or is that of another key than an
+        earlier one of its sender.
         """
         if self._emptied:  # and what was found genuine is trusted by now
             self._guard.drained()
         self._router.poll(int(timeout * 1000))
-        self._sources, self._emptied = {}, False
+        self._sources, self._keys, self._emptied = {}, {}, False
         found: list[Received] = []
         size = 0
         while len(found) < _BATCH and size < _BATCH_BYTES:
@@ -172,19 +185,25 @@ class ZeroMQServerChannel:
         return found
 
     def _receive_message(self, sender: bytes) -> bytes | None:
-        """Return the message, None if it has more than one frame, or is too long for its sender.
+        """Return the message, None if it is refused, as `receive` says.
 
         Frames of a message that is dropped are not joined.
         """
         frame = self._router.recv(copy=False)
         source = self._sources[sender] = frame.get(zmq.SRCFD)
         self._guard.note(source, len(frame))
+        key = self._key_in(frame)
         fits = not frame.more and (len(frame) <= LARGEST_UNTRUSTED or self._guard.trusts(source))
+        fits = fits and self._keys.setdefault(sender, key) == key  # else a later peer took the sender's identity
         message = frame.bytes if fits else None
         while frame.more:
             frame = self._router.recv(copy=False)
             self._guard.note(source, len(frame))
         return message
+
+    def key_of(self, sender: bytes) -> str:
+        """Return the text of the public key of `sender`, a sender in the last batch; "" without keys."""
+        return self._keys.get(sender, "")
 
     def trust(self, sender: bytes) -> None:
         """Trust the connection of `sender`, a sender in the last batch, which has brought a genuine message."""

@@ -33,8 +33,9 @@ from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
 from stageline.broker.queues.requests import CreditRequest, Requester
 
-from .bind import bind, connect, open_socket
+from .bind import bind, connect
 from .connection_guard import open_monitor
+from .curve import CurveClient, CurveServer, client_of, open_keyed, server_of
 from .zeromq_channel import guarded
 
 Socket = zmq.Socket[Any]
@@ -122,7 +123,16 @@ class Handshake:
 class Dealer(InboundLink):
     """Client of the producers at `endpoint` for the requesters given to `add`. Times are monotonic, in seconds."""
 
-    def __init__(self, context: Context, endpoint: str, run: str, *, hwm: int, key: bytes = b"") -> None:
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        run: str,
+        *,
+        hwm: int,
+        key: bytes = b"",
+        curve: CurveClient | None = None,
+    ) -> None:
         """Connect to the producers.
 
         Args:
@@ -131,8 +141,10 @@ class Dealer(InboundLink):
             run: Id of the run, which messages must name.
             hwm: Number of messages that may wait on the connection.
             key: The run's queue key, which requests and replies are sealed with.
+            curve: Keys of the connection; None: it has none.
         """
         super().__init__(endpoint, run, key)
+        self._curve = curve
         self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
         self._hwm = hwm
@@ -207,7 +219,7 @@ class Dealer(InboundLink):
     def _connect(self) -> None:
         """Connect, and leave no socket open if that fails: its context could never be closed."""
         with ExitStack() as opened:
-            self.socket = open_socket(self._context, zmq.DEALER, _options(zmq.DEALER, self._hwm))
+            self.socket = open_keyed(self._context, zmq.DEALER, _options(zmq.DEALER, self._hwm), self._curve)
             opened.callback(self.socket.close)
             self._handshake = Handshake(self._context, self.socket)
             opened.callback(self._handshake.close)
@@ -230,7 +242,9 @@ class Dealer(InboundLink):
 class Router(OutboundLink):
     """Server of the senders given to `add`; `endpoint` is where to connect to."""
 
-    def __init__(self, context: Context, url: str, run: str, hwm: int, key: bytes = b"") -> None:
+    def __init__(
+        self, context: Context, url: str, run: str, hwm: int, key: bytes = b"", curve: CurveServer | None = None
+    ) -> None:
         """Listen at `url`. Raises `EndpointTaken`.
 
         Args:
@@ -239,12 +253,13 @@ class Router(OutboundLink):
             run: Id of the run, which requests must name.
             hwm: Number of messages that may wait for one connection.
             key: The run's queue key, which requests are sealed with.
+            curve: Keys of the connections; None: they have none.
         """
         super().__init__(run, key)
-        self.socket = open_socket(context, zmq.ROUTER, _options(zmq.ROUTER, hwm))
+        self.socket = open_keyed(context, zmq.ROUTER, _options(zmq.ROUTER, hwm), curve)
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
-        self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES)
+        self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES, curve)
         try:
             self.endpoint = bind(self.socket, url)
         except EndpointTaken:
@@ -326,7 +341,9 @@ class ZeroMQQueues(LinkedQueues):
         self._hwm = 2 * options.ahead + 16  # a resend may double what is on its way
         self._context: Context = zmq.Context()
         try:
-            self.router = self.outbound_link = Router(self._context, bind_url, run, self._hwm, options.key)
+            self.router = self.outbound_link = Router(
+                self._context, bind_url, run, self._hwm, options.key, server_of(options.keys)
+            )
         except EndpointTaken:
             self._context.destroy(0)
             self._wakeup.close()
@@ -350,4 +367,5 @@ class ZeroMQQueues(LinkedQueues):
         return dict(zmq.zmq_poll(list(watched.items()), max(0, math.ceil(seconds * 1000))))
 
     def _open_link(self, endpoint: str) -> Dealer:
-        return Dealer(self._context, endpoint, self.run, hwm=self._hwm, key=self.options.key)
+        curve = client_of(self.options.keys, endpoint)
+        return Dealer(self._context, endpoint, self.run, hwm=self._hwm, key=self.options.key, curve=curve)

@@ -27,6 +27,7 @@ from stageline.pipeline.tree import Leaf, leaves
 from .apart import Unfinished, backward_keeps_from_forking, run_apart
 from .example import Example
 from .output import plain_output
+from .python_effects import PythonEffects
 from .refusal import does_not_fit
 from .seeding import seeded_calls
 from .unchanged import buffers_kept, model_kept
@@ -127,6 +128,7 @@ class _Comparison:
         self._constant = [(each, each.detach().clone()) for each in model.parameters() if _is_constant(each)]
         self._is_varied = bool(self._constant) or any(map(_is_constant, self._own))
         self._said: list[str] = []
+        self._effects = PythonEffects(model)
         generator = torch.Generator().manual_seed(2)
         for parameter, _ in self._constant:
             parameter.data.add_((0.1 * torch.rand(parameter.shape, generator=generator)).to(parameter))
@@ -143,9 +145,9 @@ class _Comparison:
             if beyond := any(not each.is_rounding for each in evaluation):
                 with _slow_path():
                     beyond = any(not each.is_rounding for each in self.differences(trains=False))
-        if training or beyond:
-            return [self.refusal(training, evaluation), *self._said]
-        return ["", *self._said, *self._warnings(evaluation)]
+        refused = self._effects.refusal or (self.refusal(training, evaluation) if training or beyond else "")
+        others = [] if refused else [*self._effects.warnings, *self._warnings(evaluation)]
+        return [refused, *self._said, *others]
 
     def _warnings(self, evaluation: Sequence[_Difference]) -> Iterator[str]:
         kind = type(self._model).__name__
@@ -204,14 +206,16 @@ class _Comparison:
         The example and the weights are taken as they are if the model raises for random numbers in place of those that
         are all one number, or makes NaN of them.
         """
-        with buffers_kept(self._model):  # restored outside of the `try`: errors there are not the model's
+        with buffers_kept(self._model), self._effects.watched():  # their errors are not the model's
             try:
                 results = self._run(self._through_model, trains)
             except Exception as error:
                 if not raised_by_user_code(error):
                     raise
                 if not self._is_varied:
-                    raise does_not_fit(self._model, describe_error(error).splitlines()[0]) from error
+                    raise does_not_fit(
+                        self._model, self._example.inputs, describe_error(error).splitlines()[0]
+                    ) from error
                 results = None
         unknown = [f"{kind} {name}" for (kind, name), each in (results or {}).items() if _is_nan(kind, each)]
         if results is not None and not (unknown and self._is_varied):
@@ -271,12 +275,16 @@ class _Comparison:
 
     def _lost(self) -> list[str]:
         """Return what torch.export leaves out of the model, as far as the model shows it."""
+        buffers = dict(self._model.named_buffers())
         with torch.enable_grad(), buffers_kept(self._model):
             output = plain_output(self._through_model(tuple(each.detach().clone() for each in self._given), True))
+            assigned = [name for name, each in self._model.named_buffers() if each is not buffers.get(name)]
         nodes = _nodes([leaf.grad_fn for _, leaf in leaves(output) if isinstance(leaf, torch.Tensor)])
         found = dict.fromkeys(filter(None, map(_function, nodes)))
         hooks = hooks_in(list(self._model.named_modules()))
-        return [*found, *(title for title, _ in hooks if "backward" in title)]
+        written = [f"the assignment of {name}, which {name}.copy_(...) would write in place" for name in assigned]
+        backward = [title for title, _ in hooks if "backward" in title]
+        return [*found, *backward, *written, *(f"the change of {name}" for name in self._effects.changed)]
 
 
 @contextmanager

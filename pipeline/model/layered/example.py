@@ -27,6 +27,7 @@ class Example:
     """An example of a batch's inputs, with which a model is traced.
 
     Attributes:
+        inputs: The inputs.
         rows: Numbers of rows that a microbatch may have.
         tokens: Sizes that dimension 1 of all inputs may have; None if the inputs have nothing of that kind, or if it is
             as in the example.
@@ -51,13 +52,13 @@ class Example:
             raise ModelRefused("the example that the model is traced with has no rows: give one or more")
         self.rows = rows_of or (Sizes(1, 1) if self._count == 1 else Sizes(2))
         self.tokens = tokens
-        self._inputs = inputs
+        self.inputs = inputs
         self._leaves = dict(leaves(inputs))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Tensors with which a graph is traced."""
-        return tuple(tensors(self._inputs))
+        return tuple(tensors(self.inputs))
 
     @property
     def free(self) -> tuple[dict[int, Any], ...]:
@@ -79,7 +80,7 @@ class Example:
 
     def of_any_length(self) -> "Example | None":
         """Return the example with texts of any length; None if the inputs are no texts."""
-        return Example(self._inputs, self.rows, Sizes(2)) if self.length > 1 else None
+        return Example(self.inputs, self.rows, Sizes(2)) if self.length > 1 else None
 
     def narrowed(self, given: Sequence[torch.Tensor]) -> "Example":
         """Return the example with those of its sizes that a graph is for.
@@ -92,18 +93,18 @@ class Example:
         """
         found = self.rows.within(open_sizes(given, 0, self._count))
         if self.tokens is None:
-            return Example(self._inputs, found)
+            return Example(self.inputs, found)
         if depend(given, 0, 1):
             raise ModelRefused("the forward compares the number of rows with that of tokens")
-        return Example(self._inputs, found, self.tokens.within(open_sizes(given, 1, self.length)))
+        return Example(self.inputs, found, self.tokens.within(open_sizes(given, 1, self.length)))
 
     def from_one_row(self) -> "Example | None":
         """Return the example, for one row, too; None unless it is for two rows or more."""
-        return Example(self._inputs, Sizes(1, self.rows.most), self.tokens) if self.rows.least == 2 else None
+        return Example(self.inputs, Sizes(1, self.rows.most), self.tokens) if self.rows.least == 2 else None
 
     def first_row(self) -> "Example":
         """Return an example of the first row."""
-        return Example(map_tensors(lambda each: each[:1], self._inputs))
+        return Example(map_tensors(lambda each: each[:1], self.inputs))
 
     def of_another_length(self) -> "Example | None":
         """Return an example of texts of about half the length, or if they cannot be so short, of one token more.
@@ -114,8 +115,8 @@ class Example:
             return None
         half = max(self.tokens.least, (self.length + 1) // 2)
         if half < self.length:
-            return Example(map_tensors(lambda each: each[:, :half] if each.dim() > 1 else each, self._inputs))
-        longer = map_tensors(lambda each: torch.cat([each, each[:, -1:]], 1) if each.dim() > 1 else each, self._inputs)
+            return Example(map_tensors(lambda each: each[:, :half] if each.dim() > 1 else each, self.inputs))
+        longer = map_tensors(lambda each: torch.cat([each, each[:, -1:]], 1) if each.dim() > 1 else each, self.inputs)
         return Example(longer) if self.tokens.has(self.length + 1) else None
 
     def call(self, model: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> Any:
@@ -131,7 +132,7 @@ class Example:
     def with_tensors(self, given: tuple[torch.Tensor, ...]) -> Tree:
         """Return the example's inputs, with the tensors `given` in place of their own."""
         found = iter(given)
-        return map_tensors(lambda _: next(found), self._inputs)
+        return map_tensors(lambda _: next(found), self.inputs)
 
     def check(self, inputs: Tree, microbatches: int = 1) -> None:
         """Raise `DataError` if a batch's `inputs` are not like the example, or have a size that does not fit.
@@ -145,12 +146,12 @@ class Example:
         if given.keys() != self._leaves.keys():
             raise DataError(
                 f"the inputs of a batch are {describe(inputs)}, and the model was traced with "
-                f"{describe(self._inputs)}: {_WAY_OUT}"
+                f"{describe(self.inputs)}: {_WAY_OUT}"
             )
         first = 1 if self.tokens is None else 2
         for path, wanted in self._leaves.items():
             if difference := _difference(given[path], wanted, first):
-                raise DataError(f"{_title(path)} {difference}: {_WAY_OUT}")
+                raise DataError(f"{_title(path)} {difference}: {_way_out_of(given[path], wanted)}")
         if self.tokens is not None:
             _check_length(given, self.tokens)
         self._check_rows(rows(inputs), microbatches)
@@ -163,8 +164,8 @@ class Example:
 
     def _check_rows(self, count: int, microbatches: int) -> None:
         most = -(-count // microbatches)
-        least = count // microbatches or most  # empty microbatches are not computed
-        wrong = [size for size in (least, most) if not self.rows.has(size)]
+        least = count // microbatches or most
+        wrong = [size for size in (least, most) if size and not self.rows.has(size)]  # without rows, none is computed
         if not wrong:
             return
         title = next(_title(path) for path, leaf in self._leaves.items() if isinstance(leaf, torch.Tensor))
@@ -180,7 +181,10 @@ class Example:
         return f": {_MORE_ROWS if count < self.rows.least else _FEWER_ROWS}"
 
 
-_ONE_ROW = "its example has 1. Give an example of 2 rows or more, or no batch more rows than microbatches"
+_ONE_ROW = (
+    "its example, or the first microbatch of a line, has 1. Begin with 2 rows or more, or give no batch more rows than "
+    "microbatches"
+)
 _ONE_SIZE = (
     "its forward needs that number. Give an example with the rows of one microbatch, and all batches the rows of their "
     "microbatches"
@@ -195,6 +199,17 @@ _WAY_OUT = (
     "all but the number of rows must be as in the example. Bring every batch to one shape, such as by padding, or list "
     "the model's layers: stageline.Layers (docs/guides/models.md)"
 )
+
+
+_CONSTANT = (
+    "None, numbers and texts are constants of the graph. Give a value that changes between batches as a tensor, or "
+    "list the model's layers: stageline.Layers (docs/guides/models.md)"
+)
+
+
+def _way_out_of(given: Leaf, wanted: Leaf) -> str:
+    both = isinstance(given, torch.Tensor) and isinstance(wanted, torch.Tensor)
+    return _WAY_OUT if both else _CONSTANT
 
 
 def _counted(count: int) -> str:

@@ -10,6 +10,7 @@ The markers are those of torch.distributed.pipelining; a forward pre-hook of all
 
 import logging
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ def _traced_forward(model: torch.nn.Module, example: Example, names: Sequence[st
         if not raised_by_user_code(error):
             raise
         own = own_error(called, example.tensors)
-        raise (does_not_fit(model, own) if own else refused(model, error)) from error
+        raise (does_not_fit(model, example.inputs, own) if own else refused(model, error)) from error
     return _forward(program, called.record, example)
 
 
@@ -169,7 +170,7 @@ def _marked(model: torch.nn.Module, names: Sequence[str], calls: list[str]) -> I
 
 def _mark(calls: list[str], modules: Sequence[tuple[str, torch.nn.Module]], called: torch.nn.Module, _: object) -> None:
     for name, module in modules:
-        if module is called:
+        if vars(module) is vars(called):  # torch.export calls a stand-in where a module has several names
             times = 1 + sum(called_module(call) == name for call in calls)
             calls.append(name if times == 1 else f"{name}@{times}")
             pipe_split()  # type: ignore[no-untyped-call]
@@ -202,12 +203,13 @@ def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, torch.nn.Parameter) else made
 
 
+_OF_RNNS = r"The tensor attributes? (self\.[\w.]+\._flat_weights\[\d+\](, )?)+ w"  # which nn.LSTM sets again itself
 _LOGGERS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 
 
 @contextmanager
 def _unsaid() -> Iterator[None]:
-    """Keep torch.export, in the context, from printing an error that it raises too.
+    """Keep torch.export, in the context, from printing an error that it raises too, and from warning of torch's RNNs.
 
     Before it raises, torch.export prints the error, after the graph found so far, on stderr and in its log.
     """
@@ -215,7 +217,8 @@ def _unsaid() -> Iterator[None]:
     try:
         for logger, _ in loggers:
             logger.disabled = True
-        with redirect_stderr(StringIO()) as said:
+        with redirect_stderr(StringIO()) as said, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _OF_RNNS)
             yield
         sys.stderr.write(said.getvalue())
     finally:

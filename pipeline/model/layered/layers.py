@@ -112,6 +112,10 @@ class Layers:
         called = {id(each) for layer in self.bound for each in layer.modules()}
         demand_no_hooks([(name, each) for name, each in self.model.named_modules() if id(each) not in called])
 
+    def more_layers(self) -> str:
+        """Return how the model could have more layers, as the end of an error's text; "" if nothing is known."""
+        return ""
+
     def check_cut(self, cut: Sequence[int | str]) -> None:
         """Raise `ModelRefused` for a name in `cut` at which no layer begins, if the reason is known. Here none is."""
 

@@ -33,7 +33,7 @@ def plain_output(output: Any) -> Tree:
         return tree
     for path, other in _others(output, ""):
         raise ModelRefused(
-            f"the model returns an object of {type(other).__name__}{f' as its {path}' if path else ''}; expected "
+            f"the model returns an object of type {type(other).__name__}{f' as its {path}' if path else ''}; expected "
             f"tensors, None, numbers and texts, in tuples, lists and dicts. Let its forward return what the loss needs"
         )
     return tree

@@ -31,7 +31,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
 def outer_calls(forward: Forward) -> list[str]:
-    """Return the names of the calls of modules, in order, without those in an inner graph (of torch.no_grad)."""
+    """Return the names of the calls of modules, in order, but for those in torch.no_grad, torch.vmap and their like."""
     return [name for _, name, outer in _calls(forward) if outer]
 
 
@@ -113,14 +113,21 @@ def _numbers(forward: Forward, places: Mapping[str, int]) -> dict[Node, int]:
 
 
 def _calls(forward: Forward) -> Iterator[tuple[Node, str, bool]]:
-    """Yield each call of a module: the node that has it, the call's name, and True if the node is its marker.
+    """Yield each call of a module: the node that has it, the call's name, and True if a cut may be there.
 
-    If the node is not the marker, the call is in an inner graph.
+    No cut may be in an inner graph, of which the node is not the marker, or in `torch.vmap` and its like.
     """
-    names = iter(forward.calls)
+    names, nested = iter(forward.calls), 0
     for node in forward.graph.graph.nodes:
+        nested += _nesting(node)
         for marker in _markers(forward.graph, node):
-            yield node, next(names), marker is node
+            yield node, next(names), marker is node and nested == 0
+
+
+def _nesting(node: Node) -> int:
+    """Return 1 for a node that begins a transform of torch.func, such as `vmap`, -1 for one that ends it, or else 0."""
+    name = str(getattr(node.target, "__name__", ""))
+    return name.endswith("_increment_nesting") - name.endswith("_decrement_nesting")
 
 
 def _markers(graph: GraphModule, node: Node) -> Iterator[Node]:

@@ -9,16 +9,49 @@ import torch
 
 from stageline.pipeline.code_lines import CodeLine, users_line
 from stageline.pipeline.errors import ModelRefused, describe_error, error_text, raised_by_user_code
+from stageline.pipeline.tree import Tree
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 
 
-def does_not_fit(model: torch.nn.Module, own: str) -> ModelRefused:
-    """Return the error for an example with which `model` itself raises the error text `own`."""
+def does_not_fit(model: torch.nn.Module, inputs: Tree, own: str) -> ModelRefused:
+    """Return the error for an example with which `model` itself raises an error.
+
+    Args:
+        model: The model.
+        inputs: The example.
+        own: Text of the model's error.
+    """
     return ModelRefused(
         f"the example that the model is traced with does not fit: the {type(model).__name__}, called with it, raises "
-        f"{own.rstrip('.')}. Give inputs that it takes: an example to traced(), or as a Line's first batch"
+        f"{own.rstrip('.')}. Give inputs that it takes, as an example to traced() or as a Line's first batch, or "
+        f"correct its forward{_of_arguments(inputs) if own.startswith('TypeError') and 'argument' in own else ''}"
     )
+
+
+def _of_arguments(inputs: Tree) -> str:
+    """Return how `inputs` become arguments of a call, and how they stay one, as the end of an error's text."""
+    match inputs:
+        case dict():
+            return ". A dict's entries are keyword arguments: a forward that takes the dict itself gets ({...},)"
+        case tuple() | list():
+            return ". The entries of a tuple or list are its arguments: a forward that takes it itself gets ([...],)"
+    return ". A forward of several arguments gets a tuple, or a dict with their names"
+
+
+def demand_python(model: torch.nn.Module) -> None:
+    """Raise `ModelRefused` for a model of which there is no Python code to trace."""
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None:
+        raise ModelRefused(
+            "the model is compiled (torch.compile), and stages call its layers one by one, which a trace finds only in "
+            "the model itself: give the model as it was before"
+        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelRefused(
+                f"{name or 'the model'} is compiled by torch.jit, and a trace needs its Python code: give the module "
+                f"as it was before"
+            )
 
 
 def refused(model: torch.nn.Module, error: Exception) -> ModelRefused:

@@ -42,9 +42,10 @@ class Sizes:
 
     def of(self, things: str) -> str:
         """Return the sizes as text, such as "2 to 63 rows"."""
+        least = f"{self.least} {things.removesuffix('s') if self.least == 1 else things}"
         if self.is_one:
-            return f"{self.least} {things.removesuffix('s') if self.least == 1 else things}"
-        return f"{self.least} {things} or more" if self.most is None else f"{self.least} to {self.most} {things}"
+            return least
+        return f"{least} or more" if self.most is None else f"{self.least} to {self.most} {things}"
 
 
 def open_sizes(given: Sequence[torch.Tensor], dimension: int, here: int) -> Sizes:

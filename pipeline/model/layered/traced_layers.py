@@ -4,27 +4,17 @@
                          ├─ the layers that both have ─> pieces of each ─> layers
     forward, evaluation ─┘
 
-A module is a layer if its place in the model makes it one and the forward calls it once. A block of modules that is
-called several times is a layer in each call: `block`, `block@2`. What is computed between two calls belongs to the
-layer that was called before it. Places do not depend on where the model is cut:
-
-    model
-      stem          a layer
-      blocks        a list of modules: not a layer itself, since the modules in it are
-        0, 1, ...   layers, whatever is in them
-      encoder       has a list in it: not a layer itself either
-        embed       a layer
-        blocks
-          0, 1, ... layers
-      head          a layer
+A module is a layer if its place in the model makes it one (`layer_names.py`) and the forward calls it once. A block of
+modules that is called several times is a layer in each call: `block`, `block@2`. Computation between two calls belongs
+to the layer that was called before it.
 
 A layer has its own module. What it needs of elsewhere, such as a parameter that belongs to the model itself, it has as
 single tensors; the last layer also has what no layer needs, since the model's state has it.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,17 +23,19 @@ from stageline.pipeline.model.layered.layers import Layers
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan.errors import Setting
 from stageline.pipeline.stage.layers.body import evaluating
-from stageline.pipeline.stage.layers.layer import joined
 from stageline.pipeline.stage.layers.skipped_calls import all_hooks
 from stageline.pipeline.tree import Tree, map_leaves
 
 from .comparison import difference_of
 from .example import Example
 from .export import Forward, called_module, traced_forward
+from .layer_names import layer_names
 from .output import COMPUTED
 from .pieces import outer_calls, pieces_of
+from .refusal import demand_python
 from .traced_layer import TracedFunction, TracedPiece, TwoModes, Values
 
+_SHOWN = 2  # layers of a kind in an error
 _Hooks = Sequence[tuple[str, object]]  # each with its title
 
 
@@ -79,6 +71,7 @@ def traced(model: torch.nn.Module, example: Tree, within: Sequence[str] = ()) ->
     """
     if not isinstance(model, torch.nn.Module):
         raise ModelRefused(f"traced() was given an object of type {type(model).__name__}; expected a torch module")
+    demand_python(model)
     inputs, candidates = Example(example), layer_names(model, within)
     layers, said = _of_texts(model, inputs, candidates)
     if layers is None or layers.difference or _found(said):
@@ -122,7 +115,7 @@ def _traced(model: torch.nn.Module, inputs: Example, candidates: Sequence[str]) 
         evaluation = _evaluation(model, training.example, candidates)
         pieces = _cut(model, training, evaluation)
         layers = TracedLayers(model, candidates, pieces, evaluation.example)
-    return _of_one_row(model, candidates, pieces, layers) or layers, said
+    return _of_one_row(model, candidates, pieces, layers, _found(said)) or layers, said
 
 
 def _evaluation(model: torch.nn.Module, example: Example, candidates: Sequence[str]) -> Forward:
@@ -135,11 +128,22 @@ def _evaluation(model: torch.nn.Module, example: Example, candidates: Sequence[s
 
 
 def _of_one_row(
-    model: torch.nn.Module, candidates: Sequence[str], pieces: "CutForwards", layers: "TracedLayers"
+    model: torch.nn.Module,
+    candidates: Sequence[str],
+    pieces: "CutForwards",
+    layers: "TracedLayers",
+    known: Collection[str],
 ) -> "TracedLayers | None":
     """Return the layers for microbatches of one row, too; None if one row has other bits in them, or is refused.
 
-    What torch.export found for two rows and more need not be so for one, which is therefore compared as well.
+    torch.export's findings for two rows and more need not hold for one, which is therefore compared as well.
+
+    Args:
+        model: The model.
+        candidates: Names of the modules that may be layers.
+        pieces: The traced forwards.
+        layers: The layers for two rows and more.
+        known: Texts of the warnings about these; others refuse one row.
     """
     wide = layers.example.from_one_row()
     if wide is None or layers.difference:
@@ -149,7 +153,7 @@ def _of_one_row(
             found = TracedLayers(model, candidates, pieces, wide, wide.first_row())
     except ModelRefused:  # the model itself does not take it, such as a BatchNorm
         return None
-    return None if found.difference or _found(said) else found
+    return None if found.difference or {*_found(said)} - {*known} else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +243,22 @@ class TracedLayers(Layers):
                     f": {self._reason(around, name)}. Near it the model can be cut at {near(name, self.names)}",
                 )
 
+    def more_layers(self) -> str:
+        """Return which modules are no layers, and which layers have modules in them, as the end of an error's text."""
+        called = {called_module(name) for name in self.names}
+        lost = [self._reason(name, name) for name in self._candidates if name not in called][:_SHOWN]
+        wide = [name for name in self._candidates if name in called and _is_block(self.model.get_submodule(name))]
+        within = [f"traced(model, example, within={wide[:_SHOWN]}) makes layers of what is in them"] if wide else []
+        return "".join(f"; {each}" for each in (*lost, *within))
+
     def _reason(self, around: str, name: str) -> str:
         """Return why no layer begins with the module `name`, which is `around` or in it."""
         times = sum(called_module(call) == around for call in self._calls)
         if around in self.names:
             return f'{name} is in the layer {around}; traced(..., within=["{around}"]) makes layers of what is in it'
         if times == 1:
-            return f"the forward calls {around} in a context of its own, such as torch.no_grad()"
+            contexts = "torch.no_grad(), torch.autocast() or torch.vmap"
+            return f"the forward calls {around} in a context of its own, such as {contexts}"
         return (
             f"the forward calls {around} {times} times, and only a block of modules is a layer in each call"
             if times
@@ -315,47 +328,6 @@ def _functions(
     ]
 
 
-def layer_names(model: torch.nn.Module, within: Sequence[str] = ()) -> list[str]:
-    """Return the names of the modules that are layers of `model`, if its forward calls them.
-
-    The modules called `within` are no layers: their children are. Raises `ModelRefused` if there is no such module.
-    """
-    there = [name for name, _ in model.named_modules()][1:]
-    for name in within:
-        if name not in there:
-            raise ModelRefused(
-                f"within = {list(within)}: the {type(model).__name__} has no module {name}; its names include "
-                f"{near(name, there)}"
-            )
-    opened = {name[:end] for name in within for end in (*_dots(name), len(name))}
-    return list(_layers_in(model, "", opened, listed=False))
-
-
-def _layers_in(module: torch.nn.Module, name: str, opened: set[str], *, listed: bool) -> Iterator[str]:
-    """Yield the names of the layers in `module`, which is called `name`.
-
-    `listed` is True if the module is in a list, or in a module that is.
-    """
-    for key, child in module.named_children():
-        path = joined(name, key)
-        if _is_list(child):
-            yield from _layers_in(child, path, opened, listed=True)
-        elif path in opened or (not listed and any(map(_is_list, child.modules()))):
-            yield from _layers_in(child, path, opened, listed=listed)
-        else:
-            yield path
-
-
-def _is_list(module: torch.nn.Module) -> bool:
-    if isinstance(module, torch.nn.Sequential):
-        return len(module) > 0 and type(module).forward is torch.nn.Sequential.forward
-    return isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict)
-
-
-def _dots(name: str) -> Iterator[int]:
-    return (place for place, sign in enumerate(name) if sign == ".")
-
-
 def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequence[frozenset[str]]) -> list[LayerParts]:
     """Return the parts of the layers; the last layer also gets what no layer needs.
 
@@ -369,8 +341,32 @@ def parts_of_layers(model: torch.nn.Module, names: Sequence[str], needed: Sequen
     first = [module if module not in modules[:place] else None for place, module in enumerate(modules)]
     found = [_parts(name, own, sorted(keys), aliases) for name, own, keys in zip(names, first, needed, strict=True)]
     held = [part for parts in found for part in parts.names]
-    left = tuple(key for key in aliases if not any(key == part or key.startswith(f"{part}.") for part in held))
-    return [*found[:-1], LayerParts(found[-1].call, (*found[-1].names, *left), found[-1].places)]
+    left = [key for key in aliases if not any(key == part or key.startswith(f"{part}.") for part in held)]
+    further = _further(model, first, left)
+    return [replace(parts, names=(*parts.names, *further.get(place, ()))) for place, parts in enumerate(found)]
+
+
+def _further(model: torch.nn.Module, modules: Sequence[str | None], left: Sequence[str]) -> dict[int, Collection[str]]:
+    """Return the parts that layers have for names which no other part has, by the numbers of the layers.
+
+    A module that has several names is a part under each of them, where it is in the module of a layer. All others are
+    tensors of the last layer.
+
+    Args:
+        model: The model.
+        modules: Name of each layer's own module; None for a layer without one.
+        left: Names of parameters and buffers.
+    """
+    places: dict[int, int] = {}
+    for number, name in enumerate(modules):
+        for module in () if name is None else model.get_submodule(name).modules():
+            places.setdefault(id(module), number)
+    found: dict[int, dict[str, None]] = {}
+    for key in left:
+        owner = key.rpartition(".")[0]
+        place = places.get(id(model.get_submodule(owner)))
+        found.setdefault(len(modules) - 1 if place is None else place, {})[key if place is None else owner] = None
+    return {number: tuple(names) for number, names in found.items()}
 
 
 def _parts(call: str, module: str | None, needed: Sequence[str], aliases: Mapping[str, Sequence[str]]) -> LayerParts:

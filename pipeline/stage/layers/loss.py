@@ -66,7 +66,7 @@ def demand_own(loss: torch.Tensor, ends: Iterable[Node | None], own: Collection[
         own: Ids of the parameters that the stage trains.
     """
     for leaf in _leaves_of(loss, ends):
-        if id(leaf) not in own:
+        if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in own:
             raise StageError(
                 f"the loss has a gradient for a parameter, {describe(leaf)}, that is not of this stage, and no stage "
                 f"gets it: the loss of a run depends on the model's output alone. Return what it needs of other layers "

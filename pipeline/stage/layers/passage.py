@@ -303,12 +303,13 @@ def default_generators(device: torch.device) -> list[torch.Generator]:
 
 
 @contextmanager
-def generators_kept(device: torch.device) -> Iterator[None]:
-    """Return a context in which the default generators of the CPU and of `device` may be seeded and drawn from.
+def generators_kept(*devices: torch.device) -> Iterator[None]:
+    """Return a context in which the default generators of the CPU and of `devices` may be seeded and drawn from.
 
     At its end, also after an exception, they are in the state that they had.
     """
-    kept = [(generator, generator.get_state()) for generator in default_generators(device)]
+    drawn = {generator for device in devices for generator in default_generators(device)}
+    kept = [(generator, generator.get_state()) for generator in drawn]
     try:
         yield
     finally:

@@ -101,7 +101,7 @@ def main() -> None:
             held_out=overfitted.held_out(),
             evaluate_every=4,
             patience=3,
-            best="best" if WORKERS == "processes" else None,
+            best="best" if WORKERS != "inline" else None,
             callbacks=[happening],
         )
     assert fitted.best is not None

@@ -19,6 +19,7 @@ import torch
 from stageline.pipeline.errors import DataError
 from stageline.workers.disk.atomic_file import sync
 
+_MISSING = ("", "na", "n/a", "null", "none", "-", "?", ".")
 _COMMENT = "#"  # text from here to the end of a line is left out, as numpy does
 
 
@@ -36,7 +37,7 @@ def read_rows(path: Path, numpy: Any) -> Any:
     number, first = next(lines, (0, []))
     if not first:
         raise ValueError("it has no row, so how many columns it has is not known; expected at least one row of numbers")
-    names = first if any(not _is_number(cell) for cell in first) else None
+    names = first if any(map(_is_name, first)) else None
     try:
         with warnings.catch_warnings(action="ignore"):  # of a file without rows
             skip = {"skiprows": number if names else 0, "quotechar": '"', "encoding": "utf-8-sig"}
@@ -55,6 +56,11 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         for cells in reader:
             if "".join(cells).strip():
                 yield reader.line_num, [cell.strip() for cell in cells]
+
+
+def _is_name(cell: str) -> bool:
+    """Return True for text, but for the signs of a missing number: a row that has one is no line of names."""
+    return not _is_number(cell) and cell.lower() not in _MISSING
 
 
 def _is_number(cell: str) -> bool:

@@ -37,6 +37,7 @@ _LIBRARIES = (
     "redis",
     "safetensors",
     "zlib-ng",
+    "cryptography",
     "pydantic",
     "psutil",
     "click",

@@ -62,7 +62,8 @@ def messages(call: Call, program: Program, names: WeightNames, run: str, incarna
         run: Id of the run.
         incarnation: Incarnation of the script.
     """
-    for worker, owned in enumerate(program.schedule.placement):
+    for worker, copies in enumerate(program.schedule.placement):
+        owned = {*map(program.schedule.replicas.stage, copies)}
         addressed = replace(
             call,
             inputs=call.inputs if 0 in owned or not call.kind.takes_batch else None,
@@ -150,8 +151,8 @@ class StepLoss:
         """Return the loss of a step whose replies `done` will have."""
 
         def wait() -> tuple[float | None, float | None]:
-            found: float | tuple[float | None, float] | None = only(done.result())
-            return found if isinstance(found, tuple) else (found, None)
+            loss, norm, _, _ = only(done.result())
+            return loss, norm
 
         return cls(wait)
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from time import monotonic, time
@@ -79,7 +79,7 @@ def worker_lines(url: str) -> list[str]:
 
 
 def _worker(row: dict[str, Any]) -> str:
-    stages = f"worker {row['index']}, stage {', '.join(map(str, row['stages']))}"
+    stages = f"worker {row['index']}, stage {', '.join(map(str, _stages(row)))}"
     process = f", process {row['pid']} on {row['host']}" if "pid" in row else ""
     return printable_line(f"{stages}{process}: {row.get('now') or row['standing']}")
 
@@ -174,7 +174,13 @@ def _replaced(row: dict[str, Any], facts: Facts) -> str:
 
 
 def _label(row: dict[str, Any]) -> str:
-    return worker_label(row["index"], row["stages"])
+    return worker_label(row["index"], _stages(row))
+
+
+def _stages(row: Facts) -> Sequence[int | str]:
+    """Return the labels of a worker's stages, which are their numbers where no stage has replicas."""
+    labels: Sequence[int | str] = row.get("labels") or row["stages"]
+    return labels
 
 
 def early_end(folder: Path, store: str, *, knows_failure: bool = False) -> str:

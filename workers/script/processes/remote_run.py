@@ -5,7 +5,8 @@ script ──forks──> launcher ──forks──> template ──forks──
 on each other machine:  stageline worker --join ADDRESS ─────┘  gets the plan, compares the code, and works
 
 The script sees neither the workers' snapshots nor the weights that they save. So it keeps the positions of checkpoints
-itself, and has the weights sent before the run ends.
+and the metrics of steps itself, has the weights sent before the run ends, and the state of all stages for each
+checkpoint that it saves.
 
 positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluated batches were done
 """
@@ -13,13 +14,15 @@ positions.json    {"20": [23, 2], ...}    after 20 steps, 23 calls and 2 evaluat
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import cast
 
 import msgspec
 import structlog
+from msgspec import UNSET
 from torch import Tensor
 
 from stageline.broker.control.messages import Assigned
@@ -29,17 +32,19 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.program import Program
-from stageline.workers.checkpoint.saved import NotSaved
+from stageline.workers.checkpoint.sent import write_sent
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.disk.atomic_file import persist_json, write_json
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.metrics import MetricsFile, MetricsNotWritten, StepMetrics
 from stageline.workers.runtime.calls import Call, CallKind, Position
-from stageline.workers.script.calls.calls import Replies, WeightNames
+from stageline.workers.script.calls.calls import Replies, WeightNames, only
 from stageline.workers.script.calls.news import command_there, say
 from stageline.workers.script.processes.process_run import JOIN_TIMEOUT, ProcessRun
 
 from .launcher import LocalProcesses, start_processes
+from .saving import save_checkpoint
 
 log = structlog.get_logger()
 
@@ -187,44 +192,81 @@ def workers_named(missing: list[int]) -> str:
 class RemoteRun(ProcessRun):
     """Run whose workers are on other machines: only the broker is started, at `broker.url` of the plan."""
 
-    def __init__(self, plan: Plan, program: Program, names: WeightNames, resume: str | None, code: ScriptCode) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        saved_as: Plan,
+        program: Program,
+        names: WeightNames,
+        resume: str | None,
+        code: ScriptCode,
+    ) -> None:
         """Start the broker and wait for the workers.
 
         Args:
             plan: Plan with a known number of stages.
+            saved_as: Plan of the same line without `broker`, which may go on from a checkpoint that this one saves.
             program: Program of its workers.
             names: Names of the weights that each worker has.
             resume: Id of the run to continue; None begins one.
             code: Code that the workers must have.
         """
         self._code = code
+        self._saved_as = saved_as
         self._weights: dict[bool, dict[str, Tensor]] = {}  # at the end; those of True are averages
         self._workers_timeout = plan.broker.patience
         super().__init__(plan, program, names, resume)
-        self.cannot_save = (
-            "the workers are on other machines, and have their snapshots there: keep the line's state_dict(), or go on "
-            f"with the run itself: Line.resume({str(self.folder)!r}, ...)"
-        )
+        self._metrics = MetricsFile(self.folder, self.position, self._driver.progress.noting("metrics"))
+        self._stack.callback(self._metrics.close)
 
     def submit(self, call: Call) -> "Future[Replies]":
-        """Send a call as `ProcessRun.submit`, and note the position after a training step."""
-        if call.kind is CallKind.TRAIN:
-            self._positions.note(self._driver.position.after(call.kind))
-        return super().submit(call)
+        """Send a call as `ProcessRun.submit`; of a training step, note the position after it, and its metrics.
+
+        Raises `MetricsNotWritten` once the metrics of earlier steps could not be written for a minute.
+        """
+        if call.kind is not CallKind.TRAIN:
+            return super().submit(call)
+        step, after = self._driver.position.step, self._driver.position.after(call.kind)
+        self._metrics.demand_written()
+        self._positions.note(after)
+        done = super().submit(call)
+        done.add_done_callback(lambda replies: self._measured(step, replies))
+        return done
+
+    def _measured(self, step: int, done: "Future[Replies]") -> None:
+        """Note the metrics of a step, in the order of steps. A step that the run's end left out has none."""
+        if done.cancelled() or done.exception() is not None:
+            return
+        loss, norm, rates, rows = only(done.result())
+        clipped = UNSET if norm is None else norm
+        with suppress(MetricsNotWritten):  # the next call raises it
+            self._metrics.add(
+                StepMetrics(
+                    step=step, loss=loss, gradient_norm=clipped, learning_rates=tuple(rates), rows=rows, time=time()
+                )
+            )
 
     def close(self) -> None:
         """Fetch the weights, and end the run well."""
         self._open.detach()
         try:
             self._weights = {ema: self._fetched(ema=ema) for ema in (False, self._plan.averages)}
+            self._metrics.finish()
         except BaseException:
             self._stack.close()
             raise
         super().close()
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
-        """Raise `NotSaved`: the snapshots are on other machines."""
-        raise NotSaved(self.cannot_save)
+        """Save a checkpoint in a folder of this machine, of what the workers send. Raises `NotSaved`."""
+        run = self.folder.name
+
+        def fetch(draft: str) -> Replies:
+            replies = call("")
+            write_sent(Path(draft), self._saved_as, run, self.position, replies)
+            return replies
+
+        save_checkpoint(folder, self._saved_as, run, lambda: self.position, fetch)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return the weights, or their averages, that `close` has fetched."""

@@ -8,8 +8,9 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from stageline.broker.transports.sockets import connection_rules
+from stageline.broker.transports.sockets import connection_guard, connection_rules
 from stageline.broker.transports.sockets.connection_guard import ConnectionGuard
+from stageline.broker.transports.sockets.curve import CurveClient, CurveServer, open_keyed, surplus
 from support.hostile import (
     GREETING,
     MORE,
@@ -20,6 +21,7 @@ from support.hostile import (
     idle_connections,
     ready,
 )
+from support.keyed import BROKER, WORKER, Admitted
 
 PATIENCE = 20.0  # seconds in which what a test waits for happens
 
@@ -27,10 +29,9 @@ PATIENCE = 20.0  # seconds in which what a test waits for happens
 class GuardedRouter:
     """A ROUTER with its guard, and what an owner does: takes what has come, and trusts who says "genuine"."""
 
-    def __init__(self, context: zmq.Context) -> None:
-        self.socket = context.socket(zmq.ROUTER)
-        self.socket.set(zmq.MAXMSGSIZE, 2**20)
-        self.guard = ConnectionGuard(context, self.socket, 2**20)
+    def __init__(self, context: zmq.Context, curve: CurveServer | None = None) -> None:
+        self.socket = open_keyed(context, zmq.ROUTER, {zmq.MAXMSGSIZE: 2**20}, curve)
+        self.guard = ConnectionGuard(context, self.socket, 2**20, surplus(curve))
         self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
 
     def take(self, milliseconds: int = 20) -> list[bytes]:
@@ -177,3 +178,45 @@ def test_the_end_of_a_connection_that_has_brought_a_message_is_not_logged(router
             router.serve_until_closed(stranger)
         router.guard.close()
     assert [line["reason"] for line in logged] == ["it ended, or was not of the protocol, and has brought no message"]
+
+
+@pytest.fixture
+def keyed(stack: ExitStack) -> Iterator[tuple[GuardedRouter, zmq.Socket]]:
+    """A router with keys, and a trusted peer's socket."""
+    context = stack.enter_context(zmq.Context())
+    router = stack.enter_context(closing(GuardedRouter(context, CurveServer(BROKER, Admitted()))))
+    dealer = open_keyed(context, zmq.DEALER, {zmq.LINGER: 0, zmq.MAXMSGSIZE: 2**20}, CurveClient(WORKER, BROKER.public))
+    with dealer:
+        dealer.connect(router.endpoint)
+        dealer.send(b"genuine")
+        router.take_until(b"genuine")
+        yield router, dealer
+
+
+def test_bytes_of_encryption_are_counted_for_frames_of_every_length(
+    keyed: tuple[GuardedRouter, zmq.Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encryption adds to each frame what never was delivered: so much seemed to be under way, more with each frame."""
+    router, dealer = keyed
+    monkeypatch.setattr(connection_rules, "SLACK", 2**11 - 2**20)  # 2 KiB may be under way
+    monkeypatch.setattr(connection_guard, "CALM", 1)
+    with capture_logs() as logged:
+        for n in range(1200):  # the surplus of 62 frames would be too much
+            dealer.send((n % 600) * b"x")
+            router.take_until((n % 600) * b"x")
+    assert logged == []
+
+
+@pytest.mark.slow
+def test_a_million_requests_over_an_encrypted_connection_do_not_close_it(
+    keyed: tuple[GuardedRouter, zmq.Socket],
+) -> None:
+    """The connection was closed after 514,600 requests."""
+    router, dealer = keyed
+    with capture_logs() as logged:
+        for _ in range(2000):
+            for _ in range(499):
+                dealer.send(b"request")
+            dealer.send(b"end")
+            router.take_until(b"end")
+    assert logged == []

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 from stageline import ModelRefused
-from stageline.pipeline.model.layered.traced_layers import layer_names
+from stageline.pipeline.model.layered.layer_names import layer_names
 
 
 def block() -> nn.Module:

@@ -61,7 +61,6 @@ class LenRecurrent(nn.Module):
         return self.head(x[:, -1])
 
 
-@pytest.mark.filterwarnings("ignore:The tensor attributes self.model.rnn._flat_weights")
 def test_an_lstm_whose_state_is_made_of_len_trains_with_any_rows() -> None:
     whole = WholeModel(
         LenRecurrent, lambda g: (torch.randint(9, (5, 4), generator=g), torch.arange(5) % 3), ("", "rnn", "head"), {}

@@ -133,8 +133,8 @@ def decided(x: Tensor) -> Tensor:
         (lambda x: x if x.sum() > 0 else -x, "cannot trace the Deciding: .*data-dependent.*stageline.Layers"),
         (decided, r"data-dependent.*\(/.*test_traced_layers.py, line \d+, in decided: if x.abs\(\).max\(\) > 5:\)"),
         (lambda x: x.missing, r"AttributeError: .*missing.* \(/.*test_traced_layers.py, line \d+, in <lambda>\)"),
-        (lambda x: {"x": [object()]}, "returns an object of object as its x.0; expected tensors"),
-        (lambda x: object(), "returns an object of object; expected tensors"),
+        (lambda x: {"x": [object()]}, "returns an object of type object as its x.0; expected tensors"),
+        (lambda x: object(), "returns an object of type object; expected tensors"),
     ],
     ids=range(5),
 )

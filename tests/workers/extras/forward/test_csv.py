@@ -45,6 +45,8 @@ def test_one_column_or_no_row_under_names_is_a_table_too(tmp_path: Path) -> None
     [
         ("a,b\n1,2\n3,x\n", 'row 2 (line 3), column 2 ("b"): "x" is no number'),
         ("1,2\n3,x\n", 'row 2 (line 2), column 2: "x" is no number'),
+        ("1,NA\n3,4\n", 'row 1 (line 1), column 2: "NA" is no number'),
+        (",2\n3,4\n", "row 1 (line 1), column 1: there is no number"),
         ("a,b\n\n1,\n", 'row 1 (line 3), column 2 ("b"): there is no number'),
         ("a,b\n1,2\n3,4,5\n", "row 2 (line 3) has 3 columns, and the line of names has 2"),
         ("a,b\n1\n2\n", "row 1 (line 2) has 1 column, and the line of names has 2"),

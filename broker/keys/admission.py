@@ -1,0 +1,29 @@
+"""Who is admitted, as the sockets of a process ask it, and by which keys a worker's peers are known."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from .pairs import KeyPair, PublicKey
+
+
+class Admission(Protocol):
+    """Judge of keys, asked at each handshake, by a thread of its own."""
+
+    def admits(self, public: PublicKey) -> bool:
+        """Return True if who has the secret of `public` may connect. An answer holds until the connection ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueKeys:
+    """Keys with which the queues of one worker are opened.
+
+    Attributes:
+        pair: The worker's own pair.
+        admission: Judge of the consumers that connect to the worker.
+        key_at: Returns the public key of the producers' worker at an endpoint.
+    """
+
+    pair: KeyPair
+    admission: Admission
+    key_at: Callable[[str], PublicKey]

@@ -1,0 +1,105 @@
+"""CURVE on ZeroMQ's sockets: both ends prove their keys, and what they send is encrypted (https://rfc.zeromq.org/spec/26/).
+
+A server with `ZAP_DOMAIN` or `ZAP_ENFORCE_DOMAIN` alone, and no thread that answers, admits every key (libzmq 4.3.5):
+`open_keyed` sets both, and begins to answer before there is a socket.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from stageline.broker.keys.admission import Admission, QueueKeys
+from stageline.broker.keys.pairs import KeyPair, PublicKey
+
+from .bind import open_socket
+from .zap import DOMAIN, begin_answering
+
+SURPLUS = 33  # bytes that CURVE adds to a frame: a command's name, a nonce, a tag, a flag
+
+
+@dataclass(frozen=True, slots=True)
+class CurveServer:
+    """Keys of a socket that listens.
+
+    Attributes:
+        pair: Pair by which peers know this process.
+        admits: Judge of the peers' keys.
+    """
+
+    pair: KeyPair
+    admits: Admission
+
+    @property
+    def options(self) -> Mapping[int, int | bytes]:
+        """Options of the socket."""
+        return {
+            zmq.CURVE_SERVER: 1,
+            zmq.CURVE_SECRETKEY: self.pair.secret,
+            zmq.ZAP_DOMAIN: DOMAIN,
+            zmq.ZAP_ENFORCE_DOMAIN: 1,
+        }
+
+    def prepare(self, context: "zmq.Context[Any]") -> None:
+        """Begin to answer who is admitted to the sockets of `context`."""
+        begin_answering(context, self.admits)
+
+
+@dataclass(frozen=True, slots=True)
+class CurveClient:
+    """Keys of a socket that dials.
+
+    Attributes:
+        pair: Pair by which the server knows this process.
+        server: Key of the server; another one is refused before it learns who dials.
+    """
+
+    pair: KeyPair
+    server: PublicKey
+
+    @property
+    def options(self) -> Mapping[int, int | bytes]:
+        """Options of the socket."""
+        return {
+            zmq.CURVE_SERVERKEY: self.server.raw,
+            zmq.CURVE_PUBLICKEY: self.pair.public.raw,
+            zmq.CURVE_SECRETKEY: self.pair.secret,
+        }
+
+    def prepare(self, context: "zmq.Context[Any]") -> None:
+        """Do nothing: only servers judge keys."""
+
+
+Curve = CurveServer | CurveClient | None
+
+
+def open_keyed(context: "zmq.Context[Any]", kind: int, options: Mapping[int, int], curve: Curve) -> "zmq.Socket[Any]":
+    """Return a socket as `open_socket` does, with the keys of `curve`; without any if that is None.
+
+    Args:
+        context: Context of the socket; one that has a server's keys has no other server.
+        kind: Type of the socket, such as `zmq.ROUTER`.
+        options: Values by option, among them `zmq.MAXMSGSIZE`, which ZeroMQ compares with encrypted frames.
+        curve: Keys.
+    """
+    if curve is None:
+        return open_socket(context, kind, options)
+    curve.prepare(context)
+    largest = options[zmq.MAXMSGSIZE] + SURPLUS
+    return open_socket(context, kind, {**options, zmq.MAXMSGSIZE: largest, **curve.options})
+
+
+def surplus(curve: Curve) -> int:
+    """Return how many bytes longer a frame is on its way than it was given to a socket with the keys of `curve`."""
+    return 0 if curve is None else SURPLUS
+
+
+def server_of(keys: QueueKeys | None) -> CurveServer | None:
+    """Return the keys of a worker's socket that listens."""
+    return None if keys is None else CurveServer(keys.pair, keys.admission)
+
+
+def client_of(keys: QueueKeys | None, endpoint: str) -> CurveClient | None:
+    """Return the keys of a worker's socket that dials `endpoint`."""
+    return None if keys is None else CurveClient(keys.pair, keys.key_at(endpoint))

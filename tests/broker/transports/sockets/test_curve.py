@@ -1,0 +1,277 @@
+"""Keys on real ZeroMQ sockets: who is admitted, why a client is not, and what passes on the way."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import zmq
+from structlog.testing import capture_logs
+
+from stageline.broker.errors import EndpointTaken
+from stageline.broker.keys.admission import Admission, QueueKeys
+from stageline.broker.keys.pairs import KeyPair, PublicKey
+from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.transports.sockets import zeromq_channel, zeromq_queues
+from stageline.broker.transports.sockets.curve import CurveClient, CurveServer
+from stageline.broker.transports.sockets.zeromq_channel import ZeroMQClientChannel, ZeroMQServerChannel
+from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
+from support.byte_tap import ByteTap, recorded
+from support.control_channels import PATIENCE, received, send
+from support.keyed import BROKER, KEYS, STRANGER, WORKER, Admitted
+from support.zeromq_queues import line_of, worker
+
+LOOPBACK = "tcp://127.0.0.1:0"
+
+
+@contextmanager
+def serving(admission: Admission) -> Iterator[ZeroMQServerChannel]:
+    with closing(ZeroMQServerChannel(LOOPBACK, CurveServer(BROKER, admission))) as server:
+        yield server
+
+
+@pytest.fixture
+def server() -> Iterator[ZeroMQServerChannel]:
+    with serving(Admitted()) as server:
+        yield server
+
+
+@contextmanager
+def dialling(endpoint: str, pair: KeyPair = WORKER, broker: KeyPair = BROKER) -> Iterator[ZeroMQClientChannel]:
+    with closing(ZeroMQClientChannel(endpoint, CurveClient(pair, broker.public), keeps=True)) as client:
+        yield client
+
+
+def queues_at(url: str) -> ZeroMQQueues:
+    return ZeroMQQueues("run", 1, url, QueueOptions(keys=KEYS))
+
+
+def refusal(client: ZeroMQClientChannel) -> str:
+    until = monotonic() + PATIENCE
+    while not (found := client.refusal):
+        assert monotonic() < until, "no refusal"
+    return found
+
+
+def test_messages_pass_between_keys_that_know_each_other_and_the_sender_is_known_by_its_key(
+    server: ZeroMQServerChannel,
+) -> None:
+    with dialling(server.endpoint) as client:
+        send(client, b"hello")
+        [(sender, message)] = received(server)
+        assert (message, server.key_of(sender)) == (b"hello", WORKER.public.text)
+        server.send([(sender, b"welcome")])
+        assert client.receive(PATIENCE) == b"welcome"
+        assert client.renewed()
+        assert client.refusal == ""
+
+
+def test_without_keys_no_sender_has_one() -> None:
+    with closing(ZeroMQServerChannel(LOOPBACK)) as server, closing(ZeroMQClientChannel(server.endpoint)) as client:
+        send(client, b"hello")
+        [(sender, _)] = received(server)
+        assert server.key_of(sender) == ""
+
+
+def test_a_key_that_is_not_admitted_is_told_so_and_says_nothing(server: ZeroMQServerChannel) -> None:
+    with dialling(server.endpoint, STRANGER) as stranger, dialling(server.endpoint) as client:
+        stranger.send(b"let me in")
+        assert refusal(stranger) == "not admitted"
+        send(client, b"hello")
+        assert [message for _, message in received(server)] == [b"hello"]
+        assert server.receive(0) == []
+
+
+def test_a_key_that_is_admitted_later_gets_in_when_it_dials_again() -> None:
+    admitted = Admitted([])
+    with serving(admitted) as server:
+        with dialling(server.endpoint) as client:
+            assert refusal(client) == "not admitted"
+        admitted.pairs.append(WORKER)
+        with dialling(server.endpoint) as client:
+            send(client, b"hello")
+            assert [message for _, message in received(server)] == [b"hello"]
+
+
+def test_a_broker_with_another_key_is_told_from_one_that_is_away(server: ZeroMQServerChannel) -> None:
+    with dialling(server.endpoint, broker=STRANGER) as client:
+        assert refusal(client) == "another broker's key"
+        assert not client.renewed()
+
+
+def test_a_tunnel_whose_broker_is_away_is_no_broker_with_another_key() -> None:
+    """A tunnel, a relay or a container's port accepts and ends each connection: in the events, both look the same."""
+    ended = threading.Semaphore(0)
+
+    def end_all(tunnel: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                tunnel.accept()[0].close()
+                ended.release()
+
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        threading.Thread(target=end_all, args=(tunnel,), daemon=True).start()
+        with dialling(f"tcp://127.0.0.1:{tunnel.getsockname()[1]}") as client:
+            for _ in range(20):
+                assert ended.acquire(timeout=PATIENCE)
+                assert client.refusal == ""
+        tunnel.shutdown(socket.SHUT_RDWR)  # which ends the thread
+
+
+def test_a_broker_without_keys_is_named_and_gets_no_message() -> None:
+    with closing(ZeroMQServerChannel(LOOPBACK)) as server, dialling(server.endpoint) as client:
+        client.send(b"hello")
+        assert refusal(client) == "no keys there"
+        assert server.receive(0) == []
+
+
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2p1\r\n", b"-ERR unknown\r\n"]
+)
+def test_another_program_at_the_address_has_no_keys(said: bytes) -> None:
+    with ExitStack() as stack:
+        program = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        client = stack.enter_context(dialling(f"tcp://127.0.0.1:{program.getsockname()[1]}"))
+        connection = stack.enter_context(program.accept()[0])
+        connection.sendall(said)
+        assert refusal(client) == "no keys there"
+
+
+def test_a_client_without_keys_learns_that_they_are_needed(server: ZeroMQServerChannel) -> None:
+    with closing(ZeroMQClientChannel(server.endpoint, keeps=True)) as client:
+        client.send(b"hello")
+        assert refusal(client) == "keys needed there"
+        assert server.receive(0) == []
+
+
+def threads(name: str) -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == name]
+
+
+class Mortal(Admitted):
+    """An admission that ends the thread which asks it about a stranger."""
+
+    def admits(self, public: PublicKey) -> bool:
+        if public == STRANGER.public:
+            raise SystemExit
+        return super().admits(public)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_thread_admits_nobody_and_ends_no_connection() -> None:
+    """Without a domain that is enforced, a server without a handler admits every key."""
+    with serving(Mortal()) as server, dialling(server.endpoint) as member:
+        send(member, b"before")
+        assert [message for _, message in received(server)] == [b"before"]
+        [thread] = threads("zap")
+        with dialling(server.endpoint, STRANGER) as stranger:
+            stranger.send(b"now")
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+            with dialling(server.endpoint) as late:
+                late.send(b"let me in")
+                send(member, b"after")
+                assert [message for _, message in received(server)] == [b"after"]
+                assert received(server, 1, patience=0.3) == []
+                assert late.refusal == ""  # its key is not to blame, nor the broker's
+
+
+class Failing(Admitted):
+    """An admission that fails at its first question."""
+
+    failed = False
+
+    def admits(self, public: PublicKey) -> bool:
+        if not self.failed:
+            self.failed = True
+            raise OSError("the disk is away")
+        return super().admits(public)
+
+
+def test_a_key_that_could_not_be_judged_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(zeromq_channel._ROUTER_OPTIONS, zmq.HANDSHAKE_IVL, 50)
+    with capture_logs() as logged, serving(Failing()) as server, dialling(server.endpoint) as client:
+        send(client, b"hello")
+        assert [message for _, message in received(server)] == [b"hello"]
+    assert any(line["log_level"] == "error" for line in logged)
+
+
+@pytest.mark.parametrize(("size", "arrives"), [(1000, True), (1001, False)])
+def test_the_largest_message_is_as_large_as_without_keys(
+    size: int, arrives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(zeromq_channel._ROUTER_OPTIONS, zmq.MAXMSGSIZE, 1000)
+    with serving(Admitted()) as server, dialling(server.endpoint) as client, dialling(server.endpoint) as other:
+        send(client, size * b"x")
+        send(other, b"y")
+        if arrives:
+            assert sorted(message[:1] for _, message in received(server, 2)) == [b"x", b"y"]
+        else:
+            assert [message for _, message in received(server)] == [b"y"]
+            assert server.receive(0) == []
+
+
+def test_all_messages_of_a_sender_in_a_batch_are_of_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer may name itself as one whose connection has just ended: the key of the second was that of both."""
+    monkeypatch.setattr(zeromq_channel, "key_in", lambda frame: frame.bytes.decode())
+    with serving(Admitted()) as server, dialling(server.endpoint) as client:
+        for n in range(1000):
+            send(client, b"first" if n % 10 else b"second")
+        taken = 0
+        while taken < 1000:
+            batch = server.receive(PATIENCE)
+            taken += len(batch)
+            assert {message.decode() for _, message in batch if message} == {
+                server.key_of(sender) for sender, _ in batch
+            }
+
+
+def test_a_consumer_that_is_admitted_later_gets_its_messages(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq_queues, "NO_HANDSHAKE", 0.1)
+    monkeypatch.setattr(zeromq_queues, "CHECK", 0.1)
+    admitted = Admitted([])
+    keys = QueueKeys(WORKER, admitted, lambda endpoint: WORKER.public)
+    line = line_of(worker(stack, 1, keys=keys), worker(stack, 2, keys=keys))
+    line.put(0)
+    assert line.consumer.inbound(line.key).take(0.3) is None
+    admitted.pairs.append(WORKER)
+    assert line.take().number == 0
+
+
+@pytest.mark.parametrize("open_at", [partial(ZeroMQServerChannel, curve=CurveServer(BROKER, Admitted())), queues_at])
+def test_an_address_that_is_taken_leaves_no_thread(open_at: Callable[[str], Any]) -> None:
+    with closing(ZeroMQServerChannel(LOOPBACK)) as other:
+        with pytest.raises(EndpointTaken):
+            open_at(other.endpoint)
+        for thread in threads("zap"):
+            thread.join(PATIENCE)
+        assert threads("zap") == []
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_nothing_that_is_said_passes_in_clear(keyed: bool, tmp_path: Path) -> None:
+    said = b"the patient's name"
+    curve = CurveServer(BROKER, Admitted()) if keyed else None
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(ZeroMQServerChannel(LOOPBACK, curve)))
+        tap = stack.enter_context(ByteTap(server.endpoint, tmp_path))
+        mine = CurveClient(WORKER, BROKER.public) if keyed else None
+        client = stack.enter_context(closing(ZeroMQClientChannel(tap.endpoint, mine, keeps=True)))
+        send(client, said)
+        [(sender, _)] = received(server)
+        server.send([(sender, said)])
+        assert client.receive(PATIENCE) == said
+    streams = recorded(tmp_path)
+    assert [said in stream for stream in streams] == 2 * [not keyed]
+    assert not any(WORKER.public.raw in stream for stream in streams)  # nor who it is
+
+
+def test_a_secret_is_in_no_representation_of_keys() -> None:
+    shown = f"{CurveServer(BROKER, Admitted())!r} {CurveClient(WORKER, BROKER.public)!r}"
+    assert repr(BROKER.secret)[2:-1] not in shown
+    assert repr(WORKER.secret)[2:-1] not in shown
