@@ -4,13 +4,15 @@ Each sealing of a message draws 24 random bytes, the salt, and derives a key of 
 of the queue, under the queue's whole context and what the key is for. So the pieces are encrypted with a counter as iv
 (AES-256-GCM, NIST SP 800-38D), and a message that is put again has the same identity and another ciphertext:
 
-    header    magic "SLSE" | salt | total, u32 | iv 0: length of the header, u32; the header; padding
+    header    start | iv 0: length of the header, u32; the header; padding
+    start     magic "SLSE" | restart, u64 | salt | total, u32 | CRC-32 of all before
     piece 1   iv 1: the first bytes of the tensors, which lie one after another
     piece 2   iv 2: the next, ... up to piece `total`, with padding at its end
 
 Associated data are the message's number, the place of the piece, and their total, so that pieces are in no other place,
 no other message and no other sealing, and none is missing. The header opens alone: the checksums that it holds, by
-which messages are compared, are inside.
+which messages are compared, are inside. Restart is a part of the context: a key of before a run was resumed as a whole
+need not be known, to tell its messages from damaged ones. Who alters it can only have a message put again.
 
 A text, such as an announcement, is sealed likewise: step, u64 | salt | iv 0: the text. Its name is associated data.
 """
@@ -26,6 +28,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage
 
@@ -35,11 +38,11 @@ TAG = 16  # bytes by which what is sealed is longer
 PIECE = 2**20  # bytes of a sealed piece, but for the last one
 
 SEALED_MAGIC = b"SLSE"
-_START = struct.Struct(f">4s{SALT}sI")
+_START = struct.Struct(f">4sQ{SALT}sI")
 _PLACE = struct.Struct(">QII")
-_LENGTH = struct.Struct(">I")
+_U32 = struct.Struct(">I")
 _TEXT = struct.Struct(f">Q{SALT}s")
-HEADER_SURPLUS = _START.size + _LENGTH.size + TAG  # bytes by which a header is longer, padding aside
+HEADER_SURPLUS = _START.size + 2 * _U32.size + TAG  # bytes by which a header is longer, padding aside
 
 Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
 RandomBytes: TypeAlias = Callable[[int], bytes]
@@ -128,30 +131,39 @@ class Sealing:
             frames: Header of the message, and the bytes of each tensor.
         """
         salt = self.random(SALT)
-        cipher = AESGCM(self.secret_at(step).key(Purpose.MESSAGES, salt))
+        secret = self.secret_at(step)
+        cipher = AESGCM(secret.key(Purpose.MESSAGES, salt))
         contents = list(_cut([*frames[1:], bytes(self._padding(sum(map(len, frames[1:]))))], PIECE - TAG))
         total = len(contents)
-        start = _START.pack(SEALED_MAGIC, salt, total)
-        header = _LENGTH.pack(len(frames[0])) + bytes(frames[0]) + bytes(self._padding(len(frames[0])))
-        first = start + cipher.encrypt(_iv(0), header, _PLACE.pack(number, 0, total))
+        start = _START.pack(SEALED_MAGIC, secret.context.restart, salt, total)
+        header = _U32.pack(len(frames[0])) + bytes(frames[0]) + bytes(self._padding(len(frames[0])))
+        first = start + _U32.pack(crc32(start)) + cipher.encrypt(_iv(0), header, _PLACE.pack(number, 0, total))
         pieces = [_sealed(cipher, content, number, place, total) for place, content in enumerate(contents, start=1)]
         return [first, *pieces]
 
-    def open(self, step: int, number: int, header: Frame) -> "OpenedMessage":
-        """Return the message of a sealed header, of which only the header is opened. Raises `BadMessage`.
+    def open(self, step: int, number: int, header: Frame) -> "OpenedMessage | None":
+        """Return the message of a sealed header, of which only the header is opened.
 
         Args:
             step: Step of the message.
             number: Number under which the message lies in its queue.
             header: First of the frames that `seal` returned.
+
+        Returns:
+            None for a message that was sealed before the run was resumed as a whole.
+
+        Raises:
+            BadMessage: The header is not sealed, is damaged, or is sealed with another key.
         """
-        name = f"message {number}"
-        if len(header) < HEADER_SURPLUS or bytes(header[: len(SEALED_MAGIC)]) != SEALED_MAGIC:
-            raise BadMessage(f"the header of {name} is not sealed, or cut off: {len(header)} bytes")
-        _, salt, total = _START.unpack_from(header)
-        cipher = AESGCM(self.secret_at(step).key(Purpose.MESSAGES, salt))
-        opened = _opened(cipher, header[_START.size :], number, 0, total)
-        length, padded = _LENGTH.unpack_from(opened)[0], opened[_LENGTH.size :]
+        secret, name = self.secret_at(step), f"message {number}"
+        magic, restart, salt, total = _start(header, name)
+        if magic != SEALED_MAGIC:
+            raise BadMessage(f"the header of {name} begins with {magic!r}, not with {SEALED_MAGIC!r}: it is not sealed")
+        if restart < secret.context.restart:
+            return None
+        cipher = AESGCM(secret.key(Purpose.MESSAGES, salt))
+        opened = _opened(cipher, header[_START.size + _U32.size :], number, 0, total)
+        length, padded = _U32.unpack_from(opened)[0], opened[_U32.size :]
         if length > len(padded):
             raise BadMessage(f"the sealed header of {name} announces {length} bytes and has {len(padded)}")
         return OpenedMessage(padded[:length], number, total, cipher)
@@ -270,6 +282,16 @@ def _cut(frames: Sequence[Frame], size: int) -> Iterator[Frame]:
 
 def _joined(parts: Sequence[Frame]) -> Frame:
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _start(header: Frame, name: str) -> tuple[bytes, int, bytes, int]:
+    """Return what stands before the sealed part of a header. Raises `BadMessage` if it is cut off or damaged."""
+    if len(header) < HEADER_SURPLUS:
+        raise BadMessage(f"the header of {name} is not sealed, or cut off: it has {len(header)} bytes")
+    if crc32(header[: _START.size]) != _U32.unpack_from(header, _START.size)[0]:
+        raise BadMessage(f"the header of {name} is not sealed, or damaged: the CRC-32 of its start does not match")
+    magic, restart, salt, total = _START.unpack_from(header)
+    return magic, restart, salt, total
 
 
 def _iv(place: int) -> bytes:

@@ -28,6 +28,7 @@ from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueClosed
 from stageline.broker.keys.admission import QueueKeys
+from stageline.broker.keys.sealing import Sealing
 from stageline.pipeline.program import Queue
 
 from .base import Depth, Inbound, Outbound
@@ -52,8 +53,9 @@ class QueueOptions:
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
     waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`. Replies
     to a script have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a script that goes on
-    from a checkpoint wants them again. `key` seals requests over ZeroMQ, whose connections have the `keys` (None: no
-    keys). `wakes_at_once`: a `ring` ends a wait at once, not after up to 20 ms over ZeroMQ, which costs less.
+    from a checkpoint wants them again. `key` seals what workers request of each other over ZeroMQ; `keys` are those of
+    connections over ZeroMQ, `sealing_of` returns how a queue's ends seal what they leave with Redis (None: not).
+    `wakes_at_once`: a `ring` ends a wait at once; without it, a wait over ZeroMQ may take 20 ms more, and costs less.
     """
 
     ahead: int = 64
@@ -64,6 +66,7 @@ class QueueOptions:
     patience: float = 60.0
     key: bytes = field(default=b"", repr=False)
     keys: QueueKeys | None = None
+    sealing_of: Callable[[Queue], Sealing] | None = field(default=None, repr=False)
     wakes_at_once: bool = False
 
 
@@ -153,9 +156,7 @@ def processors() -> int:
 class LocalInbound:
     """Consumer's end of a queue that begins at the same worker: it serves the other queues while it waits."""
 
-    def __init__(
-        self, queue: MemoryQueue, wait_for: Callable[[Callable[[], Message | None], float], Message | None]
-    ) -> None:
+    def __init__(self, queue: MemoryQueue, wait_for: Callable[..., Message | None]) -> None:
         """Wrap `queue`; `wait_for` is `QueueEnds.wait_for` of the worker."""
         self.queue = queue.queue
         self.rewind = queue.rewind
@@ -165,9 +166,7 @@ class LocalInbound:
     def take(self, timeout: float) -> Message | None:
         """Return the next message in order, or None after `timeout` seconds, as `Inbound.take`."""
         message = self._queue.take(0)
-        if message is None and timeout > 0:
-            return self._wait_for(lambda: self._queue.take(0), timeout)
-        return message
+        return message if message or timeout <= 0 else self._wait_for(lambda: self._queue.take(0), timeout)
 
 
 class Wakeup:

@@ -21,6 +21,7 @@ from stageline.broker.transports.redis.queues import RedisQueues
 from support.proxy import Proxy
 from support.queue_pair import RUN, QueuePair, wait_for
 from support.redis_server import RedisServer
+from support.sealed import sealing_since
 
 MICROBATCHES = 4
 END = 200
@@ -29,7 +30,8 @@ END = 200
 class Chaos:
     """The line, its server, and what may happen to them."""
 
-    def __init__(self, seed: int, stack: ExitStack) -> None:
+    def __init__(self, seed: int, stack: ExitStack, *, seals: bool = False) -> None:
+        self.seals = seals
         self.dice = random.Random(seed)
         self.fired: Counter[str] = Counter()
         self.checkpoint = 0
@@ -127,7 +129,7 @@ class Chaos:
     def _worker(self) -> RedisQueues:
         self._incarnation += 1
         url = f"redis://{self._proxy.endpoint.removeprefix('tcp://')}"
-        terms = QueueOptions()
+        terms = QueueOptions(sealing_of=sealing_since(0) if self.seals else None)
         queues = RedisQueues(RUN, self._incarnation, url, terms)
         self._stack.callback(lambda: _close(queues))
         return queues
@@ -147,8 +149,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_each_message_is_taken_once_and_in_order(hasty: None, seed: int) -> None:
+@pytest.mark.parametrize("seals", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_whatever_happens_each_message_is_taken_once_and_in_order(hasty: None, seed: int, seals: bool) -> None:
     with ExitStack() as stack:
-        chaos = Chaos(seed, stack)
+        chaos = Chaos(seed, stack, seals=seals)
         chaos.go()
         assert sum(chaos.fired.values()) > 3

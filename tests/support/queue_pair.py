@@ -20,6 +20,7 @@ from stageline.pipeline.addresses import Reach
 from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.tree import Tree
 from support.keyed import KEYS
+from support.sealed import sealing_since
 from support.transports import queues_url, registered
 
 RUN = "line-run"
@@ -121,3 +122,4 @@ LINES: dict[str, Callable[..., QueuePair]] = {
     for scheme, backend in registered().items()
 }
 LINES["tcp with keys"] = partial(line_over, registered()["tcp"], terms=QueueOptions(keys=KEYS))
+LINES["redis, sealed"] = partial(line_over, registered()["redis"], terms=QueueOptions(sealing_of=sealing_since(0)))

@@ -11,12 +11,17 @@ from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.pipeline.program import Queue
 from support.fork_server import ForkedCommand, ForkServer
 from support.queue_pair import KEY, RUN, QueuePair, wait_for
+from support.sealed import sealing_since
 
 STREAM = "stageline:{line-run}:forward-1"
 
 
+SEALS = [False]  # whether the queues of these tests are sealed: the fixture `each_form` sets it
+
+
 def worker(stack: ExitStack, incarnation: int, url: str, since: int = 0, **changed: Any) -> RedisQueues:
-    terms = QueueOptions(**{"patience": 20.0, **changed})
+    sealing_of = sealing_since(since) if SEALS[0] else None
+    terms = QueueOptions(**{"patience": 20.0, "sealing_of": sealing_of, **changed})
     return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, terms, since=since)))
 
 
@@ -33,7 +38,8 @@ def line_at(stack: ExitStack, url: str, key: Queue = KEY, **terms: Any) -> Queue
 def producer_process(
     fork_server: ForkServer, url: str, incarnation: int, step: int, end: int
 ) -> Iterator[ForkedCommand]:
-    with closing(fork_server.call("support.redis_producer:main", url, incarnation, step, end)) as process:
+    arguments = url, incarnation, step, end, *(["sealed"] if SEALS[0] else [])
+    with closing(fork_server.call("support.redis_producer:main", *arguments)) as process:
         try:
             yield process
         finally:

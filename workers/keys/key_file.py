@@ -37,7 +37,7 @@ class KeyUnusable(StagelineError):
     Run: chmod 600 /home/anna/.config/stageline/keys/own.key
     """
 
-    error_code = "SL603"
+    error_code = "SL604"
     exit_code = ExitCode.REFUSED
 
 
@@ -50,7 +50,7 @@ class KeyExists(StagelineError):
     that file away
     """
 
-    error_code = "SL604"
+    error_code = "SL605"
 
 
 def key_path(name: str | None, environment: Mapping[str, str]) -> Path:

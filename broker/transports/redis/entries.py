@@ -14,6 +14,8 @@
         says   TAKEN CREDIT MISSING            all before TAKEN are taken, those before CREDIT may be added, and
                                                MISSING is not where it should be (-1: nothing is)
 
+In a run that is sealed, the layout is "2 sealed", and d, h and says have the form of `SealedForm`.
+
 Ids come from the place in the run, so that a message that is added twice is one message. The entries of a message are
 added together or not at all. Nothing is trimmed by length, only by number. `{RUN}` keeps the keys of a run on one node.
 
@@ -25,7 +27,7 @@ A client of the server can replace a stream by another that is as well-formed. T
 """
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -40,6 +42,7 @@ from stageline.broker.queues.delivery import Credit, Retention, check_current
 from stageline.pipeline.program import Queue
 
 from .answers import sound
+from .forms import PLAIN, PLAIN_ANNOUNCEMENT, Announcement
 from .units import Command
 
 LAYOUT = 2
@@ -84,9 +87,9 @@ def prefix(run: str) -> str:
     return f"stageline:{{{run}}}:"
 
 
-def layout(run: str) -> tuple[bytes, bytes]:
+def layout(run: str, *, is_sealed: bool = False) -> tuple[bytes, bytes]:
     """Return the key of a run's layout, and its value."""
-    return f"{prefix(run)}layout".encode(), b"%d" % LAYOUT
+    return f"{prefix(run)}layout".encode(), b"%d" % LAYOUT + b" sealed" * is_sealed
 
 
 def last_entry(key: bytes, number: int | None = None) -> Command:
@@ -111,32 +114,16 @@ def read_id(text: bytes) -> EntryId:
     return EntryId(int(number), int(place))
 
 
-def read_credit(raw: Any) -> Credit:
+def read_credit(raw: Any, form: Announcement = PLAIN_ANNOUNCEMENT) -> Credit:
     """Return a consumer's announcement. Raises `BadMessage` if it is malformed or damaged."""
-    entry_id, (received, limit, missing) = _read_announcement(raw, 3)
+    entry_id, (received, limit, missing) = _read_announcement(raw, form, 3)
     return Credit(*entry_id, received, limit, None if missing == _NOTHING else missing)
 
 
-def read_retention(raw: Any) -> tuple[EntryId, Retention]:
+def read_retention(raw: Any, form: Announcement = PLAIN_ANNOUNCEMENT) -> tuple[EntryId, Retention]:
     """Return a producer's announcement and its id. Raises `BadMessage` if it is malformed or damaged."""
-    entry_id, (first, sent) = _read_announcement(raw, 2)
+    entry_id, (first, sent) = _read_announcement(raw, form, 2)
     return entry_id, Retention(first, sent)
-
-
-def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
-    """Fill the buffers, one after another, with the data. Raises `BadMessage` if it is too much or too little."""
-    if sum(map(len, data)) != sum(buffer.nbytes for buffer in buffers):
-        raise BadMessage(f"{sum(map(len, data))} bytes came for tensors of {sum(b.nbytes for b in buffers)} bytes")
-    rest = [buffer for buffer in reversed(buffers) if buffer.nbytes]
-    for piece in data:
-        content = memoryview(piece)
-        while content:
-            buffer = rest.pop()
-            count = min(len(content), len(buffer))
-            buffer[:count] = content[:count]
-            content = content[count:]
-            if count < len(buffer):
-                rest.append(buffer[count:])
 
 
 class Announcer:
@@ -147,15 +134,17 @@ class Announcer:
         look: Command that shows what is in the stream; `check` gets the answer.
     """
 
-    def __init__(self, key: bytes, duty: str, incarnation: int) -> None:
+    def __init__(self, key: bytes, duty: str, incarnation: int, form: Announcement = PLAIN_ANNOUNCEMENT) -> None:
         """Begin with nothing announced.
 
         Args:
             key: Key of the stream.
             duty: Duty that only one incarnation has: "forward-1 is taken".
             incarnation: Incarnation of this worker.
+            form: Form of the announcements.
         """
         self.look = last_entry(key)
+        self._form = form
         self.must_announce = True
         self._key = key
         self._duty = duty
@@ -163,13 +152,19 @@ class Announcer:
         self._serial = 0
         self._is_garbled = False
 
-    def announce(self, *numbers: int | None) -> list[Command]:
-        """Return the commands that replace the announcement in the stream by `numbers`. `check` gets their answers."""
+    def announce(self, first: int, *others: int | None) -> list[Command]:
+        """Return the commands that replace the announcement in the stream. `check` gets their answers.
+
+        Args:
+            first: First of the numbers to announce, that of a message.
+            others: Numbers after it, None for none.
+        """
         self._serial += 1
         self.must_announce = False
         entry_id = EntryId(self._incarnation, self._serial)
-        text = b" ".join(b"%d" % (_NOTHING if number is None else number) for number in numbers)
-        fields = (b"says", text, b"check", _checksum(entry_id, text))
+        text = b" ".join(b"%d" % (_NOTHING if number is None else number) for number in (first, *others))
+        said = self._form.close(first, bytes(entry_id), text)
+        fields = (b"says", said, b"check", _checksum(entry_id, said))
         clear: list[Command] = [(b"DEL", self._key)] if self._is_garbled else []
         return [*clear, (b"XADD", self._key, b"MINID", b"=", bytes(entry_id), bytes(entry_id), *fields), self.look]
 
@@ -184,7 +179,7 @@ class Announcer:
         """
         (found,) = sound(list(answers[-1:]))
         try:
-            there = _read_announcement(found[0])[0] if found else EntryId(0, 0)
+            there = _read_announcement(found[0], self._form)[0] if found else EntryId(0, 0)
             self._is_garbled = False
         except BadMessage:
             self.must_announce = self._is_garbled = True
@@ -195,12 +190,13 @@ class Announcer:
             self.must_announce = True
 
 
-def _read_announcement(raw: Any, count: int | None = None) -> tuple[EntryId, list[int]]:
+def _read_announcement(raw: Any, form: Announcement, count: int | None = None) -> tuple[EntryId, list[int]]:
     """Return the id and the numbers, `count` of them if that is given."""
     try:
-        id_text, [_, text, _, check] = raw
-        entry_id, numbers = read_id(id_text), [int(number) for number in text.split()]
-        sane = check == _checksum(entry_id, text)
+        id_text, [_, said, _, check] = raw
+        entry_id = read_id(id_text)
+        sane = check == _checksum(entry_id, said)
+        numbers = [int(number) for number in form.open(bytes(entry_id), said).split()] if sane else []
     except (TypeError, ValueError, AttributeError) as error:
         raise BadMessage(f"an entry of a stream is not an announcement: {error}") from error
     if not sane or len(numbers) != (count or len(numbers)):
@@ -210,8 +206,8 @@ def _read_announcement(raw: Any, count: int | None = None) -> tuple[EntryId, lis
     return entry_id, numbers
 
 
-def _checksum(entry_id: EntryId, text: bytes) -> bytes:
-    return b"%d" % crc32(bytes(entry_id) + b" " + text)
+def _checksum(entry_id: EntryId, said: bytes) -> bytes:
+    return b"%d" % crc32(bytes(entry_id) + b" " + said)
 
 
 def _parts(frames: Sequence[Frame]) -> list[list[Frame]]:
@@ -290,8 +286,17 @@ class StepDigests:
     A step has no digest if it is not seen from its beginning on, or if the content of one of its messages is not known.
     """
 
-    def __init__(self, queue: Queue, found: deque[StepDigest]) -> None:
-        """Begin before any message of `queue`."""
+    def __init__(
+        self, queue: Queue, found: deque[StepDigest], digest_key: Callable[[int], bytes] = PLAIN.digest_key
+    ) -> None:
+        """Begin before any message of `queue`.
+
+        Args:
+            queue: Queue as the program has it.
+            found: Deque to which digests are added.
+            digest_key: Returns the key for the digest of a step.
+        """
+        self._key = digest_key
         self._name = queue.name
         self._per_step = queue.count
         self._found = found
@@ -309,4 +314,7 @@ class StepDigests:
         self._messages.append(digest_of(fingerprint))
         known = [each for each in self._messages if each is not None]
         if place + 1 == len(known) == self._per_step:
-            self._found.append((self._name, step, blake2b("".join(known).encode(), digest_size=8).hexdigest()))
+            self._found.append((self._name, step, self._digest(step, "".join(known))))
+
+    def _digest(self, step: int, known: str) -> str:
+        return blake2b(known.encode(), digest_size=8, key=self._key(step)).hexdigest()

@@ -26,6 +26,7 @@ from stageline.pipeline.program import Queue
 
 from .connection import RedisLink
 from .entries import StepDigests, layout, prefix
+from .forms import EntryForm, form_of
 from .sender_thread import SenderThread
 from .stream_reader import StreamReader
 from .stream_writer import StreamWriter
@@ -84,7 +85,8 @@ class RedisQueues(QueueEnds):
         self.lock = self._shared.lock
         links = RedisLink(url), RedisLink(url)
         self._wakeup = Wakeup()
-        self._sender = SenderThread(links[0], self._shared, self._wake, layout(run), options.patience)
+        layout_entry = layout(run, is_sealed=options.sealing_of is not None)
+        self._sender = SenderThread(links[0], self._shared, self._wake, layout_entry, options.patience)
         self.kick = self._sender.kick
         self._receiver = ReceiverThread(links[1], self._shared, self._wake, self.kick, options.patience)
         self.ask_ahead = self._receiver.ask_ahead
@@ -214,18 +216,22 @@ class RedisQueues(QueueEnds):
         self.check_open()
 
     def _new_outbound(self, log: Log) -> "RedisOutbound":
-        writer = StreamWriter(Sender(log), self.incarnation, self._since)
+        writer = StreamWriter(Sender(log), self.incarnation, self._since, self._form(log.queue))
         with self.lock:
             self._shared.writers.append(writer)
             self.kick()
         return RedisOutbound(self, writer)
 
     def _new_inbound(self, receiver: Receiver) -> "RedisInbound":
-        reader = StreamReader(self.run, receiver, self.incarnation, self.digests, self._since)
+        form = self._form(receiver.queue)
+        reader = StreamReader(self.run, receiver, self.incarnation, self.digests, self._since, form)
         with self.lock:
             self._shared.readers.append(reader)
             self.kick()
         return RedisInbound(self, reader)
+
+    def _form(self, queue: Queue) -> EntryForm:
+        return form_of(self.run, queue, self.options.sealing_of)
 
 
 class RedisOutbound(LockedLog):
@@ -236,7 +242,7 @@ class RedisOutbound(LockedLog):
         super().__init__(writer.log, queues.lock)
         self._queues = queues
         self._writer = writer
-        self._digests = StepDigests(self.queue, queues.digests)
+        self._digests = StepDigests(self.queue, queues.digests, writer.form.digest_key)
 
     def put(self, message: Message) -> None:
         """Retain `message`, and have it sent once the consumer has granted it, as `Outbound.put`."""

@@ -29,21 +29,43 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class Batch:
-    """Exchanges that are sent together. `packed`: bytes still to be sent; `begun`: some have been sent."""
+    """Exchanges that are sent together.
+
+    `packed`: bytes still to be sent, None before they are made; `begun`: some have been sent.
+    """
 
     exchanges: list[Exchange]
-    units: list[Unit]
-    packed: Sequence[Chunk]
+    packed: Sequence[Chunk] | None = None
     begun: bool = False
 
+    @property
+    def units(self) -> list[Unit]:
+        """Commands of the exchanges."""
+        return [exchange.unit for exchange in self.exchanges]
+
+    @property
+    def is_sent(self) -> bool:
+        """True if everything is on its way."""
+        return self.packed is not None and not self.packed
+
     def send_now(self, link: RedisLink) -> None:
-        """Send the bytes that the system takes without waiting; the others stay in `packed`."""
-        self.packed, self.begun = link.send_now(self.packed), True
+        """Send the bytes that the system takes without waiting, if they are few; the others stay."""
+        if sum(exchange.size for exchange in self.exchanges) > SMALL:
+            return
+        packed = self._pack()
+        if sum(map(len, packed)) <= SMALL:
+            self.packed, self.begun = link.send_now(packed), True
 
     def send(self, link: RedisLink) -> None:
         """Send all, or the rest of it."""
-        (link.send_rest if self.begun else link.send)(self.packed)
+        (link.send_rest if self.begun else link.send)(self._pack())
         self.packed, self.begun = (), True
+
+    def _pack(self) -> Sequence[Chunk]:
+        if self.packed is None:
+            self.exchanges = [exchange.made() for exchange in self.exchanges]
+            self.packed = pack_exchanges(self.exchanges)
+        return self.packed
 
 
 class SenderThread(RedisThread):
@@ -92,7 +114,7 @@ class SenderThread(RedisThread):
     def awaits_answer(self) -> bool:
         """True if `settle` has an answer to read, or will have."""
         batch = self._batch
-        return batch is not None and not batch.packed and self.link.is_fit and not self.lead.locked()
+        return batch is not None and batch.is_sent and self.link.is_fit and not self.lead.locked()
 
     def settle(self) -> bool:
         """Read the answer to what was sent, as far as it is here, for the computing thread.
@@ -151,20 +173,19 @@ class SenderThread(RedisThread):
     def _send_now(self) -> bool:
         """Do as much of a turn as needs no waiting. Returns False if the thread must do the rest."""
         if self._batch is not None:
-            outcomes = None if self._batch.packed else self.link.receive_now(self._batch.units)
+            outcomes = self.link.receive_now(self._batch.units) if self._batch.is_sent else None
             if outcomes is None:
                 return False
             self._receive(self._batch, outcomes)
         self._batch = batch = self._next_batch()
         if batch is None:
             return True
-        if sum(map(len, batch.packed)) <= SMALL:
-            batch.send_now(self.link)
-        return not (batch.packed or self._is_awaited or any(exchange.has_more for exchange in batch.exchanges))
+        batch.send_now(self.link)
+        return batch.is_sent and not (self._is_awaited or any(exchange.has_more for exchange in batch.exchanges))
 
     def _settle_now(self) -> bool:
         batch = self._batch
-        if batch is not None and not batch.packed:
+        if batch is not None and batch.is_sent:
             outcomes = self.link.receive_now(batch.units)
             if outcomes is not None:
                 self._receive(batch, outcomes)
@@ -191,8 +212,7 @@ class SenderThread(RedisThread):
     def _next_batch(self) -> Batch | None:
         with self._ends.lock:
             exchanges = list(self._exchanges())
-        units = [exchange.unit for exchange in exchanges]
-        return Batch(exchanges, units, pack_exchanges(exchanges)) if exchanges else None
+        return Batch(exchanges) if exchanges else None
 
     def _exchanges(self) -> Iterator[Exchange]:
         now = monotonic()

@@ -10,22 +10,13 @@ from typing import Any
 
 import msgspec
 
-from stageline.broker.codec.message import (
-    LIMITS,
-    Header,
-    Message,
-    allocate,
-    assemble,
-    check_run,
-    complete,
-    fingerprint,
-    read_header,
-)
+from stageline.broker.codec.message import Message, check_run, fingerprint
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueGap
 from stageline.broker.queues.delivery import Receiver, Retention
 
-from .entries import Announcer, EntryId, Keys, StepDigests, StreamEntry, pour, read_entry
+from .entries import Announcer, EntryId, Keys, StepDigests, StreamEntry, read_entry
+from .forms import PLAIN, EntryForm
 from .units import Exchange
 
 AGAIN = 0.1  # seconds before what was passed over or damaged is read again
@@ -56,6 +47,7 @@ class StreamReader:
         incarnation: int,
         digests: deque[StepDigest],
         since: int = 0,
+        form: EntryForm = PLAIN,
     ) -> None:
         """Begin before the first message.
 
@@ -65,17 +57,19 @@ class StreamReader:
             incarnation: Incarnation of this worker.
             digests: Deque to which the digests of steps are added, of the messages that this reader accepts.
             since: Newest incarnation of an ended life of the run.
+            form: Form of what lies on the server.
         """
+        self.form = form
         self.receiver = receiver
         self.keys = Keys(run, receiver.name)
         self.is_started = False  # messages have been asked for
         self.has_doubts = False  # whether to ask for the producer's announcement
         self.gap: QueueGap | None = None  # why the next message will not come
         self.largest = 1  # bytes of the largest entry lately
-        self._announcer = Announcer(self.keys.taken, f"{receiver.name} is taken", incarnation)
+        self._announcer = Announcer(self.keys.taken, f"{receiver.name} is taken", incarnation, form.taken)
         self._run = run
         self._since = since
-        self._digests = StepDigests(receiver.queue, digests)
+        self._digests = StepDigests(receiver.queue, digests, form.digest_key)
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
         self._after = EntryId(0, 0)
@@ -121,7 +115,7 @@ class StreamReader:
         for entry in map(read_entry, raw):
             expected = self.receiver.next + len(whole), len(self._parts) + 1
             size = sum(map(len, entry.data)) if entry is not None else 0
-            if entry is None or entry.id != expected or self._bytes + size > LIMITS.message_bytes:
+            if entry is None or entry.id != expected or self._bytes + size > self.form.longest:
                 if not whole:  # else first take in what came before it
                     self._pass_over(entry, now)
                 break
@@ -140,14 +134,15 @@ class StreamReader:
 
         Raises `BadMessage` if the message is damaged, `ForeignMessage` if it is not of this run or queue.
         """
-        header = read_header(whole.header)
+        content = self.form.open(whole.number, whole.header)
+        header = content.header
         check_run(header, self._run)
         if (header.queue, header.number) != (self.receiver.name, whole.number):
             raise ForeignMessage(
                 f"{header.identity} lies in Redis as message {whole.number} of {self.receiver.name}: two plans share a "
                 "run's name"
             )
-        return _filled(header, whole.data), fingerprint(header)
+        return content.message(whole.data), fingerprint(header)
 
     def accept(self, whole: WholeMessage, message: Message, bits: Hashable, now: float) -> None:
         """Hand `message`, which is whole and undamaged, to the receiver.
@@ -240,12 +235,3 @@ class StreamReader:
     def _clear(self) -> None:
         self._parts.clear()
         self._bytes = 0
-
-
-def _filled(header: Header, data: Sequence[bytes]) -> Message:
-    """Return the message, with the data in the memory of its tensors. Raises `BadMessage` if it is damaged."""
-    if list(map(len, data)) == [tensor.nbytes for tensor in header.tensors]:  # a piece for each
-        return complete(header, data)
-    buffers = allocate(header)
-    pour(data, buffers)
-    return assemble(header, buffers)

@@ -17,12 +17,13 @@ from typing import Any
 import structlog
 from redis.exceptions import ResponseError
 
-from stageline.broker.codec.message import Frame, Header, read_header
+from stageline.broker.codec.message import Frame, Header
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 
 from .answers import sound
 from .entries import Addition, Announcer, Keys, last_entry, read_entry, read_id
+from .forms import PLAIN, EntryForm
 from .units import Command, Exchange, pack_together
 
 BATCH_BYTES = 4 * 2**20  # of the messages in one transaction; at least one message
@@ -44,21 +45,23 @@ class StreamWriter:
     Messages of the incarnation `since` or an older one are of an ended life of the run.
     """
 
-    def __init__(self, sender: Sender, incarnation: int, since: int = 0) -> None:
+    def __init__(self, sender: Sender, incarnation: int, since: int = 0, form: EntryForm = PLAIN) -> None:
         """Begin without knowing what the server has.
 
         Args:
             sender: Producer's end of the queue.
             incarnation: Incarnation of this worker.
             since: Newest incarnation of an ended life of the run.
+            form: Form of what lies on the server.
         """
+        self.form = form
         self.sender = sender
         self.log = sender.log
         self.keys = Keys(self.log.run, self.log.queue.name)
         self._addition = Addition(self.keys.entries)
         self._since = since
         self.forgotten = 0  # messages that the server had and forgot
-        self._announcer = Announcer(self.keys.kept, f"{self.log.queue.name} is filled", incarnation)
+        self._announcer = Announcer(self.keys.kept, f"{self.log.queue.name} is filled", incarnation, form.kept)
         self._length: int | None = None  # entries of the stream as it was left; None: look at it first
         self._exists = False
         self._has_hole = False
@@ -127,7 +130,7 @@ class StreamWriter:
         self._exists, self._length = bool(exists), length
         self._newest = read_id(newest[0][0]).number if newest else -1
         lacks = self._newest < self._passed or (self._newest + 1 >= sent and length < self._least)
-        if lacks or self._is_former(_header(newest)):
+        if lacks or self._is_former(self._header(newest)):
             self._has_hole = True
         elif self._newest + 1 < sent:
             self._send_again(self._newest + 1)
@@ -153,13 +156,19 @@ class StreamWriter:
     def _add(self, milliseconds: int) -> Exchange:
         batch = self._batch(self._addable)
         numbers = range(self.sender.sent, self.sender.sent + len(batch))
-        packed = [
-            command
-            for number, frames in zip(numbers, batch, strict=True)
-            for command in self._addition.pack(number, frames, milliseconds, create=not self._exists)
-        ]
-        names, added = [self._addition.name] * len(packed), partial(self._added, numbers)
-        return Exchange(names, added, numbers.stop < self._addable, pack_together(packed))
+        size = sum(len(frame) for frames in batch for frame in frames)
+        has_more, create = numbers.stop < self._addable, not self._exists
+
+        def make() -> Exchange:
+            packed = [
+                command
+                for number, frames in zip(numbers, batch, strict=True)
+                for command in self._addition.pack(number, self.form.close(number, frames), milliseconds, create=create)
+            ]
+            names, added = [self._addition.name] * len(packed), partial(self._added, numbers)
+            return Exchange(names, added, has_more, pack_together(packed))
+
+        return Exchange((), partial(self._added, numbers), has_more, later=make, size=size)
 
     def _added(self, numbers: range, ids: list[Any]) -> None:
         if any(id_text is None or (isinstance(id_text, ResponseError) and _PASSED in str(id_text)) for id_text in ids):
@@ -184,7 +193,7 @@ class StreamWriter:
 
     def _compared(self, numbers: range, answers: list[Any]) -> None:
         for number, found in zip(numbers, sound(answers), strict=True):
-            header = _header(found)
+            header = self._header(found)
             if header is None or self._is_former(header):
                 self._has_hole = True
                 return
@@ -246,13 +255,12 @@ class StreamWriter:
             batch.append(frames)
         return batch
 
-
-def _header(found: list[Any]) -> Header | None:
-    """Return the header in what was found of a message; None if the message is not whole."""
-    entry = read_entry(found[0]) if found else None
-    try:
-        return read_header(entry.header) if entry and entry.header else None
-    except ForeignMessage:
-        raise
-    except BadMessage:
-        return None
+    def _header(self, found: list[Any]) -> Header | None:
+        """Return the header in what was found of a message; None if the message is not whole."""
+        entry = read_entry(found[0]) if found else None
+        try:
+            return self.form.open(entry.id.number, entry.header).header if entry and entry.header else None
+        except ForeignMessage:
+            raise
+        except BadMessage:
+            return None

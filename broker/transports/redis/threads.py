@@ -312,7 +312,9 @@ class ReceiverThread(RedisThread):
 
     def _receive_retention(self, reader: StreamReader, found: list[Any], *, nothing: bool) -> None:
         try:
-            entry_id, retention = read_retention(found[0]) if found else (EntryId(0, 0), Retention(0, 0))
+            entry_id, retention = (
+                read_retention(found[0], reader.form.kept) if found else (EntryId(0, 0), Retention(0, 0))
+            )
         except BadMessage:  # its producer will notice, and announce it again
             return
         with self._ends.lock:
@@ -324,7 +326,7 @@ class ReceiverThread(RedisThread):
         for writer in self._ends.writers:
             for raw in found.get(writer.keys.taken, ()):
                 try:
-                    credit = read_credit(raw)
+                    credit = read_credit(raw, writer.form.taken)
                 except BadMessage:  # its consumer will notice, and announce it again
                     self._wait(BLOCK)
                     continue

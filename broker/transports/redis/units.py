@@ -28,13 +28,20 @@ class Exchange(msgspec.Struct, frozen=True):
     """Commands that are carried out together, and the function that takes their answers.
 
     `has_more`: what is asked next depends on the answers, so they must not be left unread. `packed`: the unit as it is
-    sent, if that was made at once; then its commands are only named in `unit`, with their keys.
+    sent, if that was made at once; then its commands are only named in `unit`, with their keys. `later`: makes the
+    exchange, which takes time: about `size` bytes are packed.
     """
 
     unit: Unit
     receive: Callable[[list[Any]], None]
     has_more: bool = False
     packed: Sequence[Chunk] | None = None
+    later: "Callable[[], Exchange] | None" = None
+    size: int = 0
+
+    def made(self) -> "Exchange":
+        """Return the exchange to send: this one, or the one that `later` makes."""
+        return self if self.later is None else self.later()
 
 
 def pack_exchanges(exchanges: Sequence[Exchange]) -> Sequence[Chunk]:

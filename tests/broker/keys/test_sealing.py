@@ -4,10 +4,12 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage
 from stageline.broker.keys.sealing import (
@@ -28,6 +30,7 @@ from stageline.broker.keys.sealing import (
 CONTEXT = QueueContext(b"salt of the run", "run", "forward-1", producer=0, consumer=1, restart=3, generation=2)
 KEY = bytes(range(SECRET))
 FRAMES: Sequence[Frame] = (b"a header", memoryview(b"12345678" * 20), b"", b"abc")
+START = 4 + 8 + SALT + 4  # bytes of a header before the CRC-32
 AT = 3, 12  # step and number of a message
 
 
@@ -39,6 +42,7 @@ def sealing(context: QueueContext = CONTEXT, key: bytes = KEY, *, is_padded: boo
 def opened(end: Sealing, sealed: Sequence[Frame], sizes: Sequence[int], at: tuple[int, int] = AT) -> list[bytes]:
     """The frames, with tensors of `sizes` bytes."""
     message = end.open(*at, sealed[0])
+    assert message is not None
     buffers = [bytearray(size) for size in sizes]
     message.fill([memoryview(buffer) for buffer in buffers], sealed[1:])
     return [message.header, *map(bytes, buffers)]
@@ -103,8 +107,12 @@ def test_no_bytes_of_a_stranger_are_opened(junk: bytes) -> None:
 
 
 def test_a_message_that_is_not_sealed_is_refused_by_its_number() -> None:
+    plain = b"SLMG" + bytes(100)
     with pytest.raises(BadMessage, match="message 12 is not sealed"):
-        sealing().open(*AT, b"SLMG" + bytes(100))
+        sealing().open(*AT, plain)
+    start = plain[:START]
+    with pytest.raises(BadMessage, match=r"message 12 begins with b'SLMG'.*not sealed"):
+        sealing().open(*AT, start + crc32(start).to_bytes(4, "big") + plain)
 
 
 def test_work_that_is_done_again_is_sealed_with_another_key() -> None:
@@ -166,7 +174,8 @@ def test_a_message_with_fewer_pieces_than_were_sealed_is_refused_whatever_its_he
     header, *pieces = end.seal(*AT, frames)
     with pytest.raises(BadMessage, match="came with 1 sealed pieces, not 2"):
         opened(end, [header, pieces[0]], [PIECE - TAG])
-    forged = bytes(header[: 4 + SALT]) + total.to_bytes(4, "big") + bytes(header[4 + SALT + 4 :])
+    start = bytes(header[: START - 4]) + total.to_bytes(4, "big")
+    forged = start + crc32(start).to_bytes(4, "big") + bytes(header[START + 4 :])
     with pytest.raises(BadMessage, match="the header of message 12 cannot be opened"):
         opened(end, [forged, *pieces[:total]], [PIECE - TAG] * min(total, 2))
 
@@ -181,13 +190,25 @@ def test_a_message_opens_under_its_own_number_only() -> None:
 def test_every_part_of_the_context_makes_another_key(name: str) -> None:
     """A run's name may be used again, a queue may have other ends, and a run is resumed: no key comes twice."""
     value = getattr(CONTEXT, name)
-    other = replace(CONTEXT, **{name: value + 1 if isinstance(value, int) else value + value})
+    changed: Any = {name: value - 1 if isinstance(value, int) else value + value}
+    other = replace(CONTEXT, **changed)
     header = sealing().seal(*AT, FRAMES)[0]
     with pytest.raises(BadMessage, match="another key"):
         sealing(other).open(*AT, header)
     text = sealing().seal_text(Purpose.KEPT, 0, b"1-1", b"5 9")
     with pytest.raises(BadMessage, match="another key"):
         sealing(other).open_text(Purpose.KEPT, b"1-1", text)
+
+
+def test_a_message_of_before_a_restart_is_told_from_one_that_is_damaged() -> None:
+    header = bytes(sealing().seal(*AT, FRAMES)[0])
+    later = sealing(replace(CONTEXT, restart=4), bytes(SECRET))
+    assert later.open(*AT, header) is None
+    for place in range(START):
+        damaged = bytearray(header)
+        damaged[place] ^= 1
+        with pytest.raises(BadMessage, match="not sealed, or damaged"):
+            later.open(*AT, bytes(damaged))
 
 
 def test_the_parts_of_a_context_do_not_run_into_each_other() -> None:
@@ -263,6 +284,7 @@ def test_nothing_that_is_shown_contains_a_key() -> None:
     secret = QueueSecret(CONTEXT, b"\xabVERY-SECRET-KEY" * 2)
     end = Sealing(lambda step: secret, os.urandom)
     message = end.open(*AT, end.seal(*AT, FRAMES)[0])
+    assert message is not None
     for shown in map(repr, (secret, end, message, [secret], Purpose.KEPT)):
         assert "VERY-SECRET" not in shown
         assert secret.secret.hex() not in shown

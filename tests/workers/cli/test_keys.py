@@ -37,11 +37,11 @@ def test_a_key_that_is_made_is_shown_again_and_its_secret_is_not(
 
 def test_a_second_key_of_a_name_and_a_missing_key_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["keys", "show"]) == ExitCode.REFUSED
-    assert "[SL603]" in capsys.readouterr().err
+    assert "[SL604]" in capsys.readouterr().err
     assert run(["keys", "new"]) == ExitCode.OK
     assert run(["keys", "new"]) == ExitCode.FAILED
     told = capsys.readouterr().err
-    assert "[SL604]" in told
+    assert "[SL605]" in told
     assert str(config / "own.key") in told
     assert run(["keys", "new", "../own"]) == ExitCode.USAGE
 

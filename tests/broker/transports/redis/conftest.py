@@ -3,6 +3,13 @@
 import pytest
 
 from stageline.broker.transports.redis import sender_thread, threads
+from support import redis_queues
+
+
+@pytest.fixture(params=["plain", pytest.param("sealed", marks=pytest.mark.slow)])
+def each_form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test with plain queues, and the same test with sealed ones."""
+    monkeypatch.setattr(redis_queues, "SEALS", [request.param == "sealed"])
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from stageline.broker.transports.redis.entries import (
     Announcer,
     EntryId,
     StepDigests,
-    pour,
     read_credit,
     read_entry,
     read_retention,
 )
+from stageline.broker.transports.redis.forms import pour
 from support.queue_pair import KEY, queue_of
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all
 from support.redis_server import shared_server
@@ -89,10 +89,10 @@ def test_an_entry_that_is_malformed_is_none(raw: object) -> None:
     assert read_entry(raw) is None
 
 
-def announced(*numbers: int | None, incarnation: int = 4) -> list[object]:
+def announced(first: int, *others: int | None, incarnation: int = 4) -> list[object]:
     """The entry in the stream after an announcement."""
     announcer = Announcer(b"stream", "forward-1 is taken", incarnation)
-    [_, _, _, _, _, entry_id, *fields], look = announcer.announce(*numbers)
+    [_, _, _, _, _, entry_id, *fields], look = announcer.announce(first, *others)
     assert look == announcer.look
     return [entry_id, fields]
 

@@ -22,6 +22,8 @@ from support.queue_pair import KEY, QueuePair, wait_for
 from support.redis_queues import STREAM, acl, line_at, payloads, producer_process, put_all, take_all, worker
 from support.redis_server import RedisServer, shared_server
 
+pytestmark = pytest.mark.usefixtures("each_form")
+
 
 def test_what_is_trimmed_is_gone_from_the_server(stack: ExitStack) -> None:
     server = shared_server()

@@ -10,6 +10,8 @@ from support.queue_pair import KEY, QueuePair, queue_of, wait_for
 from support.redis_queues import STREAM, line_at, worker
 from support.redis_server import shared_server
 
+pytestmark = pytest.mark.usefixtures("each_form")
+
 
 def at_step(stack: ExitStack, url: str, step: int) -> None:
     """A line whose queue is trimmed to `step`, and whose workers are gone then."""
@@ -26,7 +28,7 @@ def test_a_run_that_goes_back_finds_a_queue_that_was_trimmed_further(stack: Exit
     """The announcement of the former producer (messages from step 4 on) must not end the consumer that comes first."""
     url = shared_server().own_database()
     at_step(stack, url, 4)
-    producer = worker(stack, 3, url) if first == "producer" else None
+    producer = worker(stack, 3, url, since=2) if first == "producer" else None
     if producer is not None:
         producer.outbound(KEY).trim(2)
     consumer = worker(stack, 4, url, since=2)
@@ -34,7 +36,7 @@ def test_a_run_that_goes_back_finds_a_queue_that_was_trimmed_further(stack: Exit
     until = monotonic() + 0.5
     while monotonic() < until:
         assert consumer.inbound(KEY).take(0.1) is None
-    line = QueuePair(producer or worker(stack, 3, url), consumer)
+    line = QueuePair(producer or worker(stack, 3, url, since=2), consumer)
     line.outbound.trim(2)
     for number in range(8, 40):
         line.outbound.put(line.message(number, incarnation=3))

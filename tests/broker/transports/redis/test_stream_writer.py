@@ -25,6 +25,7 @@ class StreamServer:
         self.streams: dict[bytes, list[tuple[bytes, list[bytes]]]] = {}
 
     def carry_out(self, exchange: Exchange) -> list[object]:
+        exchange = exchange.made()
         commands = exchange.unit if exchange.packed is None else read_commands(exchange.packed)
         return [self._carry_out([bytes(argument) for argument in command]) for command in commands]
 

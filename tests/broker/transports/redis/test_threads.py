@@ -8,12 +8,12 @@ from contextlib import ExitStack, closing
 import pytest
 import torch
 
-from stageline.broker.codec.message import Limits, Message
+from stageline.broker.codec.message import Message
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues import delivery as looking
 from stageline.broker.queues import ends
 from stageline.broker.transports.redis import connection as redis_connection
-from stageline.broker.transports.redis import queues, stream_reader, threads
+from stageline.broker.transports.redis import forms, queues, threads
 from stageline.broker.transports.redis.answers import RedisGarbled, RedisUnfit
 from stageline.broker.transports.redis.connection import RedisLink
 from stageline.broker.transports.redis.sender_thread import SenderThread
@@ -24,6 +24,8 @@ from support.proxy import Flip, Proxy
 from support.queue_pair import BACK, KEY, LIMIT, RUN, QueuePair, queue_of, wait_for
 from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, use, worker
 from support.redis_server import RedisServer, shared_server
+
+pytestmark = pytest.mark.usefixtures("each_form")
 
 ARRAY = b"*4294967295\r\n"  # of 34 GB
 NAMED = r"Redis at redis://127.0.0.1:\d+/0 answers as .*: it announces an array of 4294967295 elements"
@@ -305,7 +307,8 @@ def test_entries_that_never_end_a_message_are_not_kept(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, hasty: None
 ) -> None:
     """Each was kept until the last one came, which has the header: a server could fill the memory with them."""
-    monkeypatch.setattr(stream_reader, "LIMITS", Limits(message_bytes=50_000))
+    for form in (forms.PlainForm, forms.SealedForm):
+        monkeypatch.setattr(form, "longest", 50_000)
     database = shared_server().own_number()
     client = shared_server().client(database)
     line = line_at(stack, shared_server().url_of(database))
