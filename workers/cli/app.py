@@ -163,6 +163,8 @@ def _print_usage_error(error: click.ClickException) -> None:
     if message.startswith("Usage:"):  # no command was given: print the help alone
         say(message, err=True)
         return
+    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "run":
+        message += " `stageline run ls` lists those in ./runs"
     say(f"stageline: {message[:1].lower()}{message[1:]}", err=True)
     if isinstance(error, click.UsageError) and error.ctx is not None:
         say(f"See {error.ctx.command_path} --help", err=True)
