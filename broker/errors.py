@@ -159,3 +159,16 @@ class BadJoinLine(BrokerError):
 
     error_code = "SL602"
     exit_code = ExitCode.REFUSED
+
+
+class NotEnrolled(BrokerError):
+    """Error that the broker does not take this machine's key.
+
+    Mend: Ask for another invitation, which `stageline keys invite` prints on the broker's machine, or have the key
+    admitted there with `stageline keys admit`.
+
+    Example: this invitation has ended: ask for another, which `stageline keys invite` prints on the broker's machine
+    """
+
+    error_code = "SL603"
+    exit_code = ExitCode.REFUSED

@@ -4,6 +4,7 @@ Most trees are a single tensor, so every function checks for that first.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 Leaf: TypeAlias = Tensor | bool | int | float | str | None
 Tree: TypeAlias = "Leaf | tuple[Tree, ...] | list[Tree] | dict[str, Tree]"
+
+_PLAIN = (bool, int, float, str, type(None))
 
 
 def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
@@ -61,16 +64,29 @@ def concatenate(trees: Sequence[Tree]) -> Tree:
     return map_tensors(lambda _: next(found), trees[0])
 
 
-def describe(tree: Tree) -> str:
-    """Return `tree` in words for people: "(float32 [4, 8], None)"."""
+def describe(tree: Tree, more: Callable[[Tensor], str] = lambda leaf: "") -> str:
+    """Return `tree` in words for people: "(float32 [4, 8], None)", and `more` of each tensor."""
+    within = partial(describe, more=more)
     match tree:
         case Tensor():
-            return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
+            return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}{more(tree)}"
         case tuple():
-            return f"({', '.join(map(describe, tree))})"
+            return f"({', '.join(map(within, tree))})"
         case list():
-            return f"[{', '.join(map(describe, tree))}]"
+            return f"[{', '.join(map(within, tree))}]"
         case dict():
-            return f"{{{', '.join(f'{name}: {describe(branch)}' for name, branch in tree.items())}}}"
-        case _:
-            return repr(tree)
+            return f"{{{', '.join(f'{name}: {within(branch)}' for name, branch in tree.items())}}}"
+        case _:  # within a stage, layers may give each other any object
+            return repr(tree) if type(tree) in _PLAIN else f"of type {type(tree).__name__}"
+
+
+def describe_values(tree: Tree) -> str:
+    """Return `tree` in words, with the least and the greatest of whole numbers: "int64 [4, 8] from 0 to 99"."""
+    return describe(tree, _range)
+
+
+def _range(leaf: Tensor) -> str:
+    whole = leaf.dtype in {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+    if not whole or not leaf.numel() or leaf.device.type != "cpu":  # a device that has failed computes no more
+        return ""
+    return " from {} to {}".format(*map(int, leaf.aminmax()))

@@ -180,10 +180,12 @@ def decoded(header: TensorHeader, content: memoryview) -> torch.Tensor:
 
 def why_not(tensor: torch.Tensor) -> str:
     """Return why `tensor` cannot travel, with the way out."""
+    if tensor.is_nested:
+        return "a nested tensor cannot travel; send torch.nested.to_padded_tensor(tensor, 0)"
     if type(tensor) not in TENSOR_TYPES:
         return f"a {type(tensor).__qualname__} cannot travel; send a tensor: .as_subclass(torch.Tensor)"
-    if tensor.is_nested or tensor.layout is not torch.strided:
-        return f"a nested or {tensor.layout} tensor cannot travel; send .to_dense() or its parts"
+    if tensor.layout is not torch.strided:
+        return f"a {tensor.layout} tensor cannot travel; send .to_dense() or its parts"
     if tensor.is_meta:
         return "a meta tensor cannot travel: it has no values"
     return f"a {tensor.dtype} tensor cannot travel; convert it, for example with .dequantize()"

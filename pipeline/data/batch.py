@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from stageline.pipeline.errors import DataError
+from stageline.pipeline.printable import bounded
 from stageline.pipeline.tree import Tree, concatenate, describe, leaves, map_tensors, tensors
 
 Batch: TypeAlias = tuple[Tree, Tree]  # inputs, targets
@@ -90,7 +91,10 @@ def rows(tree: Tree) -> int:
         raise DataError(f"no tensor is there, only {found or 'nothing'}. Give tensors, whose dimension 0 counts rows.")
     counts = {shape[0] for shape in shapes if shape}
     if len(counts) != 1 or () in shapes:
-        raise DataError(f"tensors of shapes {shapes} have no common number of rows. Make dimension 0 count rows.")
+        raise DataError(
+            f"{bounded(describe(tree), 500)} have no common number of rows. Make dimension 0 count rows, and pad "
+            "sequences of unlike lengths to one tensor."
+        )
     return counts.pop()
 
 

@@ -143,6 +143,11 @@ class Stage(NamedTensors):
         """The part of the stage that ran last, for people: "layer 3", "the loss"."""
         return str(self._layers)
 
+    @property
+    def given(self) -> str:
+        """The values that the part `where` was given, in words, if it has failed; else ""."""
+        return self._layers.given
+
     def now_at(self, what: str) -> None:
         """Note what the stage's worker does now, such as "the data source", for `where`."""
         self._layers.note(what)

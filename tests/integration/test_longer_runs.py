@@ -111,7 +111,7 @@ def test_a_run_that_has_finished_is_refused_by_a_plan_without_more_steps_or_with
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = trained(workspace, "run.steps=5", *COSINE, "lr_scheduler.T_max=5")["run"]
-    assert "name more steps, such as --set run.epochs=800" in refusal(workspace, capsys, 2, short, "run.steps=5")
+    assert "name more steps, such as --set run.steps=10" in refusal(workspace, capsys, 2, short, "run.steps=5")
     assert "has finished" in refusal(workspace, capsys, 2, short, "run.steps=4")
     told = refusal(workspace, capsys, 78, short, "run.steps=10", *COSINE, "lr_scheduler.T_max=5")
     assert "--set lr_scheduler.T_max=800" in told

@@ -164,7 +164,10 @@ def test_columns_or_numbers_that_do_not_fit_are_named_with_the_layer_and_no_file
     rows(workspace, columns=5)
     ended = workspace.command("predict", str(run), *options)
     assert ended.returncode == 1
-    assert "shapes cannot be multiplied (2x5 and 4x8). Layer 0 is Linear(in_features=4, out" in ended.stderr
+    assert (
+        "shapes cannot be multiplied (2x5 and 4x8). It was given float32 [2, 5]. Layer 0 is Linear(in_features=4, out"
+        in ended.stderr
+    )
     assert ended.stderr.endswith("The batch is float32 [6, 5] [SL508]\n")
     rows(workspace, dtype=torch.float64)
     ended = workspace.command("predict", str(run), *options)

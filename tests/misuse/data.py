@@ -40,7 +40,7 @@ ROWS = (
     Misuse(
         "more inputs than targets",
         78,
-        ("data.source", "[(32, 4), (30,)] have no common number of rows"),
+        ("data.source", "(float32 [32, 4], int64 [30]) have no common number of rows"),
         (Change(DATA, "y[:32]", "y[:30]"),),
     ),
     Misuse(
@@ -52,7 +52,12 @@ ROWS = (
     batch("a batch that raises", "raise OSError('no disk')", BATCH_0, "OSError: no disk (/", "/data.py, line "),
     batch("a batch that is nothing", "return None", BATCH_0, "of type NoneType; expected two: (inputs, targets)"),
     batch("a batch of three parts", "return x, y, x", BATCH_0, "expected two: (inputs, targets)"),
-    batch("a batch with other rows", "x = torch.cat([x, x])", BATCH_0, "[(12, 4), (6,)] have no common number of rows"),
+    batch(
+        "a batch with other rows",
+        "x = torch.cat([x, x])",
+        BATCH_0,
+        "(float32 [12, 4], int64 [6]) have no common number of rows",
+    ),
     batch("inputs without rows", "x = torch.tensor(1.0)", BATCH_0, "Make dimension 0 count rows"),
     batch("inputs that are an array", "x = x.numpy()", BATCH_0, "no tensor is there, only ndarray. Give tensors"),
     batch("targets that are text", "y = 'yes'", BATCH_0, "no tensor is there, only str. Give tensors"),

@@ -2,7 +2,7 @@
 
 import torch
 
-from stageline.pipeline.tree import describe, leaves, map_leaves, map_tensors, tensors
+from stageline.pipeline.tree import describe, describe_values, leaves, map_leaves, map_tensors, tensors
 
 ONE, TWO = torch.ones(2, 3), torch.arange(4)
 TREE = ({"a.b": ONE, "a": [None, TWO]}, 7, "word")
@@ -25,4 +25,5 @@ def test_mapping_keeps_the_form_and_calls_in_the_order_of_leaves():
 
 
 def test_a_tree_is_described_by_dtypes_and_shapes():
+    assert describe_values([torch.tensor([3, -1]), torch.zeros(2)]) == "[int64 [2] from -1 to 3, float32 [2]]"
     assert describe(TREE) == "({a.b: float32 [2, 3], a: [None, int64 [4]]}, 7, 'word')"

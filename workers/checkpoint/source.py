@@ -196,9 +196,7 @@ def source_in(folder: Path) -> CheckpointSource:
             raise NoCheckpoint(
                 f"{folder} has no {runs.PLAN}: copy that of the run's folder on the broker's machine there"
             )
-        raise NoCheckpoint(
-            f"{folder} is not the folder of a run: it has no {runs.PLAN}. `stageline run ls` lists those in ./runs"
-        )
+        raise NoCheckpoint(runs.no_run(folder))
     run = read_saved(folder).run if is_saved(folder) else folder.resolve().name
     try:
         plan = from_mapping(msgspec.json.decode((folder / runs.PLAN).read_bytes(), type=dict[str, object]))
@@ -223,8 +221,8 @@ class BestNote(msgspec.Struct, frozen=True):
         if saved is None or saved.run not in (self.run, source.run):
             there = "it is not there" if saved is None else f"that of run {saved.run} is there"
             raise NoCheckpoint(
-                f"the best checkpoint of {source.folder} was kept at {kept}, and {there}: copy it back, or name a step "
-                "with --step (in Python: step=)"
+                f"the best checkpoint of {source.folder} was kept at {kept}, and {there}: copy it back, take the best "
+                "of a run that went on from this one, or name a step with --step (in Python: step=)"
             )
         return source_in(kept), saved.step
 

@@ -20,8 +20,9 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.tensor_file import Unsaveable, publish_tensors, read_tensors
 
 from .directory import SnapshotFailed
+from .saved import is_saved, read_saved
 from .snapshot import AVERAGES, WEIGHTS
-from .source import source_in
+from .source import CheckpointSource, source_in
 
 _WEIGHTS_OF_RUN = {  # the files of a finished run, and why there may be none
     "stage-*.safetensors": "a run writes them at its end, on the machines of its workers. `stageline run ls` shows "
@@ -88,7 +89,7 @@ def load_weights(folder: str | Path, *, ema: bool = False, best: bool = False) -
     A run on several machines leaves the stages of each machine's workers there.
 
     Args:
-        folder: Folder of the run.
+        folder: Folder of the run, or of what `Line.save` or `fit(best=...)` has saved.
         ema: Averages stand for the trained parameters.
         best: Take the checkpoint of the best evaluation, which a plan keeps with `evaluation.keep_best` and a script
             with `fit(best=...)`; the run need not have finished.
@@ -104,9 +105,17 @@ def load_weights(folder: str | Path, *, ema: bool = False, best: bool = False) -
         model.load_state_dict(load_weights("runs/digits-20260131-235959-1f0c"))
     """
     found: dict[str, Tensor] = {}
-    for files in _files_of_best(Path(folder), ema=ema) if best else _files_at_end(Path(folder), ema=ema):
+    for files in _files_of(Path(folder), ema=ema, best=best):
         found |= {name: tensor for file in files for name, tensor in read_tensors(file).items()}
     return found
+
+
+def _files_of(folder: Path, *, ema: bool, best: bool) -> Iterator[list[Path]]:
+    if best:
+        return _files_of_checkpoint(*source_in(folder).best_checkpoint(), ema=ema)
+    if is_saved(folder):
+        return _files_of_checkpoint(source_in(folder), read_saved(folder).step, ema=ema)
+    return _files_at_end(folder, ema=ema)
 
 
 def _files_at_end(folder: Path, *, ema: bool) -> Iterator[list[Path]]:
@@ -117,9 +126,8 @@ def _files_at_end(folder: Path, *, ema: bool) -> Iterator[list[Path]]:
         yield files
 
 
-def _files_of_best(folder: Path, *, ema: bool) -> Iterator[list[Path]]:
-    """Yield the files of the best checkpoint with weights, then those with averages."""
-    source, step = source_in(folder).best_checkpoint()
+def _files_of_checkpoint(source: CheckpointSource, step: int, *, ema: bool) -> Iterator[list[Path]]:
+    """Yield the files of the checkpoint of `step` with weights, then those with averages."""
     snapshots = source.verified(step)
     yield [each / WEIGHTS for each in snapshots]
     if ema:

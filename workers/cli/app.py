@@ -27,7 +27,7 @@ _FILES = frozenset(file.stem for file in Path(__file__).with_name("commands").gl
 FIRST_DAY = "First day"
 PURPOSES: dict[str, Sequence[str]] = {
     FIRST_DAY: ("doctor", "init", "plan", "train", "status"),
-    "Run on several machines": ("broker", "worker"),
+    "Run on several machines": ("broker", "worker", "keys"),
     "Look into a run": ("run", "why", "story", "queue", "metrics"),
     "Checkpoints and weights": ("checkpoint", "export", "predict", "eval"),
     "Tools": ("schedule", "audit", "probe", "replay", "errors"),
@@ -163,6 +163,8 @@ def _print_usage_error(error: click.ClickException) -> None:
     if message.startswith("Usage:"):  # no command was given: print the help alone
         say(message, err=True)
         return
+    if isinstance(error, click.MissingParameter) and error.param and error.param.name == "run":
+        message += " `stageline run ls` lists those in ./runs"
     say(f"stageline: {message[:1].lower()}{message[1:]}", err=True)
     if isinstance(error, click.UsageError) and error.ctx is not None:
         say(f"See {error.ctx.command_path} --help", err=True)

@@ -147,7 +147,7 @@ def run_to_resume(plan: "plans.Plan", run: str) -> str:
     if run and (folder(plan, run) / RESULT).exists() and not lengthens(plan, folder(plan, run)):
         raise NoSuchRun(
             f"run {run} has finished: `stageline status {folder(plan, run)}` shows its result; leave out --resume to "
-            "begin another, or name more steps, such as --set run.epochs=800, to go on with this one"
+            f"begin another, or name more steps, such as {_more_steps(folder(plan, run))}, to go on with this one"
         )
     if run:
         return run
@@ -155,7 +155,17 @@ def run_to_resume(plan: "plans.Plan", run: str) -> str:
     unfinished = [each.name for each in begun if not (each / RESULT).exists()]
     if found := unfinished or [each.name for each in begun if lengthens(plan, each)]:
         return found[-1]
-    raise NoSuchRun(f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one")
+    further = f", or go on with {begun[-1].name} by {_more_steps(begun[-1])}" if begun else ""
+    raise NoSuchRun(
+        f"no unfinished run of {plan.run.name} is in {plan.run.dir}; leave out --resume to begin one{further}"
+    )
+
+
+def _more_steps(folder: Path) -> str:
+    """Return the option by which the run in `folder` would go on for as long again."""
+    settings = _kept_plan(folder).get("run", {})
+    key = "steps" if settings.get("steps") else "epochs"
+    return f"--set run.{key}={2 * (settings.get(key) or 1)}"
 
 
 def lengthens(plan: "plans.Plan", folder: Path) -> bool:
@@ -290,6 +300,13 @@ def make_folder(plan: "plans.Plan", run: str) -> Path:
 def is_run(folder: Path) -> bool:
     """Return True if a run was begun in `folder`."""
     return os.path.exists(folder / PLAN)  # False for a name that the system refuses
+
+
+def no_run(folder: Path) -> str:
+    """Return the text of an error that `folder`, which a user has named, is not that of a run."""
+    meant = Path("runs") / folder
+    way = f"did you mean {meant}?" if is_run(meant) else "`stageline run ls` lists those in ./runs"
+    return f"{folder} is not the folder of a run: it has no {PLAN}; {way}"
 
 
 def result_in(folder: Path) -> Result | None:

@@ -32,6 +32,7 @@ from stageline.pipeline.features.clipping import ClippedGradients
 from stageline.pipeline.features.halves import Root
 from stageline.pipeline.features.ties import SharedGradients
 from stageline.pipeline.model.load import demand_default_device
+from stageline.pipeline.printable import bounded
 from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import PER_MICROBATCH
 from stageline.pipeline.schedule.replicas import Replicas
@@ -334,6 +335,8 @@ def _naming_failures(stage: Stage, compute: Compute) -> Compute:
 
 def _failure(stage: Stage, instruction: Instruction, error: BaseException) -> ComputeFailed:
     failed = f"failed in {instruction}, {stage.where}: {describe_error(error)}"
+    if stage.given:
+        failed = f"{failed.removesuffix('.')}. It was given {bounded(stage.given, 500)}"
     if issubclass(type(error), FeatureFailed):
         failed = f"stopped: {error}"
     action = instruction.op.action

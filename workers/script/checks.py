@@ -16,7 +16,7 @@ from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, broker_schemes,
 from stageline.pipeline.data import Batch, rows
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.stage.layers.loss import demand_mean
-from stageline.pipeline.tree import Tree, tensors
+from stageline.pipeline.tree import Tree, leaves, tensors
 
 from .arguments import ARGUMENTS, MEASURE, LineCall, LineOptions
 
@@ -167,7 +167,8 @@ def demand_rows(tree: Tree, name: str = "x", what: str = "input") -> int:
     if foreign := next(_foreign(tree, name), None):
         raise DataError(f"{foreign}; expected {_TREE}")
     if not tensors(tree):
-        raise DataError(f"there is no {what}: {name} is {_kind(tree)}; expected {_TREE}")
+        lists = " without a tensor (pass torch.as_tensor(...) of numbers)" if leaves(tree) and tree is not None else ""
+        raise DataError(f"there is no {what}: {name} is {_kind(tree)}{lists}; expected {_TREE}")
     return rows(tree)
 
 
@@ -180,7 +181,10 @@ def _foreign(tree: Any, path: str) -> Iterator[str]:
     elif kind is dict:
         for key, each in tree.items():
             yield from _foreign(each, f"{path}[{key!r}]")
-    elif not isinstance(tree, torch.Tensor) and kind not in _PLAIN:
+    elif isinstance(tree, torch.Tensor):
+        if tree.is_nested:
+            yield f"{path} is a nested tensor (pass torch.nested.to_padded_tensor(..., 0) of it)"
+    elif kind not in _PLAIN:
         yield f"{path} is {_kind(tree)}{_way_out_of(tree)}"
 
 

@@ -3,9 +3,9 @@
 This file has the script's view. A `ScriptRun` carries the calls out, in this process or in others.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -99,9 +99,7 @@ class Line(AbstractContextManager["Line"]):
     @given_as(LineCall)
     def __init__(self, options: LineCall) -> None:
         """Begin the run, or resume it; `options` holds the arguments that the class documents."""
-        self._unanswered = UnansweredCalls()
-        self._closed = ""
-        self._options = options
+        self._unanswered, self._options, self._closed = UnansweredCalls(), options, ""
         self._begun = begin_line(options)
         self._evaluations, self._fits = self._open_log(), 0
         self._epoch: int | None = None  # steps of an epoch, in a fit; 0 if nothing counts them
@@ -238,9 +236,15 @@ class Line(AbstractContextManager["Line"]):
         measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
         self._seen.begin_fit(end, known_epoch(batches, self._options.accumulate), metric)
+        with self._in_fit(epoch):
+            return Fit(self, each, wanted, self._evaluations, self._fits, measure, end, self._seen.evaluated).run()
+
+    @contextmanager
+    def _in_fit(self, epoch: int) -> Iterator[None]:
+        """Count a fit whose epochs have `epoch` steps, 0 if nothing counts them; until its end, steps are of it."""
         self._fits, self._epoch = self._fits + 1, epoch
         try:
-            return Fit(self, each, wanted, self._evaluations, self._fits, measure, end, self._seen.evaluated).run()
+            yield
         finally:
             self._epoch = None
 

@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import Node
 
 from stageline.pipeline.errors import LossNotScalar, ModelRefused, StageError
-from stageline.pipeline.tree import Tree, describe, tensors
+from stageline.pipeline.tree import Tree, describe, describe_values, tensors
 
 from .passage import LOSS, Passage, Run
 
@@ -66,7 +66,7 @@ def demand_own(loss: torch.Tensor, ends: Iterable[Node | None], own: Collection[
         own: Ids of the parameters that the stage trains.
     """
     for leaf in _leaves_of(loss, ends):
-        if id(leaf) not in own:
+        if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in own:
             raise StageError(
                 f"the loss has a gradient for a parameter, {describe(leaf)}, that is not of this stage, and no stage "
                 f"gets it: the loss of a run depends on the model's output alone. Return what it needs of other layers "
@@ -120,7 +120,7 @@ def loss_of(
     loss: Loss | None,
     precise: Callable[[Callable[..., Any]], Callable[..., Any]],
     here: Callable[[Tree], Tree],
-    note: Callable[[str], object],
+    note: Callable[..., object],
     own: Collection[int] = (),
 ) -> Callable[[Tree, Tree], torch.Tensor]:
     """Return the function that computes the loss of an output and a target on one stage.
@@ -130,7 +130,7 @@ def loss_of(
         loss: The loss function; None on a stage other than the last.
         precise: Wraps the computation in the precision of the run.
         here: Moves the target to the stage's device.
-        note: Called with "the loss" before each computation.
+        note: Called with "the loss" before each computation; if that fails, also with what it was given.
         own: Ids of the parameters that the stage trains.
 
     Raises:
@@ -148,7 +148,11 @@ def loss_of(
     def computed(output: Tree, target: Tree) -> torch.Tensor:
         note(LOSS)
         ends = [each.grad_fn for each in tensors(output)]  # a loss may write to the output
-        found: torch.Tensor = compute(output, here(target))
+        try:
+            found: torch.Tensor = compute(output, here(target))
+        except Exception:
+            note(LOSS, f"outputs {describe_values(output)} and targets {describe_values(target)}")
+            raise
         demand_own(found, ends, own)
         return found
 

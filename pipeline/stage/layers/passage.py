@@ -5,9 +5,7 @@
 Received tensors enter autograd as inner nodes, which a first layer may write to and which keep the gradient as is.
 A leaf refuses in-place layers, and its `.grad` is copied to its own strides: the stage before would continue from
 another layout than the unsplit model does, and bits follow layouts.
-
-Random generators are seeded before each layer, so that its numbers depend on nothing else. `SeededLayers` knows which
-layer ran last, to name it if it hangs or fails.
+Random generators are seeded before each layer, so that its numbers depend on nothing else.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +22,7 @@ import torch
 from stageline.pipeline.errors import GradientMismatch, StageError
 from stageline.pipeline.stage.layers.body import Weights
 from stageline.pipeline.stage.layers.memory import copied
-from stageline.pipeline.tree import Leaf, Tree, describe, leaves, map_leaves, map_tensors, tensors
+from stageline.pipeline.tree import Leaf, Tree, describe, describe_values, leaves, map_leaves, map_tensors, tensors
 
 Key = tuple[int, int]  # step, microbatch
 # In place of a layer's name:
@@ -284,8 +282,7 @@ class Arrivals:
         return map_tensors(partial(self._enter, nodes, owned), tree)
 
     def _enter(self, nodes: InputNodes, owned: bool, tensor: torch.Tensor) -> torch.Tensor:
-        mine = self._own(owned, tensor)
-        return nodes.enter(mine) if tensor.requires_grad else mine
+        return nodes.enter(self._own(owned, tensor)) if tensor.requires_grad else self._own(owned, tensor)
 
     def _own(self, owned: bool, tensor: torch.Tensor) -> torch.Tensor:
         mine = tensor.detach()
@@ -324,7 +321,8 @@ class SeededLayers:
     """The layers of a stage in their order, which draw from generators that are seeded before each of them.
 
     Attributes:
-        at: Name of the layer that ran last, or of another part of the stage.
+        at: Name of the layer that ran last, or of another part of the stage, to name it if it hangs or fails.
+        given: Values that this part was given, in words, if it has failed; else "".
     """
 
     def __init__(
@@ -344,32 +342,35 @@ class SeededLayers:
         self._seed = seed
         self._names = frozenset(names)
         self._generators = default_generators(device)
-        self.at = next(iter(names), LOSS)  # the layer that ran last, or what else of the stage did
+        self.at, self.given = next(iter(names), LOSS), ""
 
     def __str__(self) -> str:
         """Return the part of the stage that ran last: "layer 3", "the loss"."""
         return f"layer {self.at}" if self.at in self._names else self.at
 
-    def note(self, what: str) -> None:
-        """Note the part of the stage that runs now, such as "the optimizer"."""
-        self.at = what
+    def note(self, what: str, given: str = "") -> None:
+        """Note the part of the stage that runs now, such as "the optimizer"; if it has failed, what it was `given`."""
+        self.at, self.given = what, given
 
     def run(self, x: Tree, passage: Passage, *, again: bool = False) -> Tree:
         """Return the output of the last layer for a microbatch of which the first layer gets `x`.
-
-        Exceptions of a layer pass.
 
         Args:
             x: Input of the first layer.
             passage: The microbatch's.
             again: True if the layers have run for this microbatch before: no tap is told once more.
         """
+        self.given = ""
         for number, name, layer in self._layers if again else self._told:
             self.at = name
             seed = layer_seed(self._seed, *passage.key, number)
             for generator in self._generators:
                 generator.manual_seed(seed)
-            x = layer(x)
+            try:
+                x = layer(x)
+            except Exception:
+                self.note(name, describe_values(x))
+                raise
         return x
 
     @contextmanager

@@ -170,6 +170,7 @@ CANNOT_TRAVEL = [
     ("\ud800", "a value that cannot travel"),
     (torch.eye(2).to_sparse(), "torch.sparse_coo tensor cannot travel"),
     (torch.empty(2, device="meta"), "meta tensor"),
+    (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "nested tensor .*to_padded_tensor"),
     (torch.zeros(2).as_subclass(Special), "a Special cannot travel"),
     (torch.empty((1,) * 33), "tensor 0: it has 33 dimensions, the limit is 32"),
     ([torch.empty(0)] * 4097, "4097 tensors, the limit is 4096"),

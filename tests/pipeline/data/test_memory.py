@@ -105,8 +105,8 @@ def test_held_out_rows_come_back_as_they_were_given() -> None:
 @pytest.mark.parametrize(
     ("inputs", "targets", "batch_size", "text"),
     [
-        (torch.zeros(3, 2), torch.zeros(4), 1, r"\(3, 2\), \(4,\).*common number of rows"),
-        (torch.zeros(3), torch.zeros(()), 1, r"\(3,\), \(\).*common number of rows"),
+        (torch.zeros(3, 2), torch.zeros(4), 1, r"float32 \[3, 2\], float32 \[4\].*common number of rows"),
+        (torch.zeros(3), torch.zeros(()), 1, r"float32 \[3\], float32 \[\].*common number of rows"),
         (None, "no tensors", 1, "no tensor is there, only NoneType, str"),
         (torch.zeros(0, 2), torch.zeros(0), 1, "0 rows"),
         (torch.zeros(3), torch.zeros(3), 0, "batch_size is 0"),

@@ -148,7 +148,7 @@ def test_a_loss_may_use_parameters_of_its_own_stage_alone(recompute):
         stage.backward()
 
     trained()
-    used = other.detach()
+    used = other.detach().requires_grad_()  # no parameter: as a loss may make for a penalty of gradients
     trained()
     used = other
     with pytest.raises(StageError, match=r"a parameter, float32 \[3\], that is not of this stage.*detach"):

@@ -49,6 +49,16 @@ def test_a_run_that_has_finished_is_not_resumed(plan):
     write_json(begin(plan, "mlp-1", 10) / runs.RESULT, {})
     with pytest.raises(NoSuchRun, match=r"run mlp-1 has finished: `stageline status .*mlp-1` shows its result"):
         runs.run_to_resume(plan, "mlp-1")
+    with pytest.raises(NoSuchRun, match=r"or go on with mlp-1 by --set run.steps=\d+"):
+        runs.run_to_resume(plan, "")
+
+
+def test_the_name_of_a_run_in_place_of_its_folder_is_refused_with_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert runs.no_run(Path("mlp-1")).endswith("`stageline run ls` lists those in ./runs")
+    (tmp_path / "runs/mlp-1").mkdir(parents=True)
+    (tmp_path / "runs/mlp-1" / runs.PLAN).touch()
+    assert runs.no_run(Path("mlp-1")).endswith("did you mean runs/mlp-1?")
 
 
 def test_a_run_is_resumed_with_its_own_plan_only(plan):

@@ -55,6 +55,13 @@ def test_an_evaluation_and_a_fit_say_what_they_take_and_what_they_got(batches: A
         (TwoTensors(X, X), Y, r"x is of type TwoTensors with 2 entries \(pass tuple\(...\) of it\); expected a tensor"),
         ({"ids": OrderedDict(x=X)}, Y, r"x\['ids'\] is of type OrderedDict \(pass dict\(...\) of it\)"),
         (X, [Y, Y.numpy()], r"y\[1\] is of type ndarray \(pass torch.as_tensor\(...\) of it\)"),
+        ({"ids": [[1, 2], [3, 4]]}, Y, r"x is of type dict without a tensor \(pass torch.as_tensor"),
+        ({"ids": X, "mask": X[:1]}, Y, r"\{ids: float32 \[2, 4\], mask: float32 \[1, 4\]\} have no common number"),
+        (
+            torch.nested.nested_tensor([X[0], X[1, :2]], layout=torch.jagged),
+            Y,
+            "x is a nested tensor .*to_padded_tensor",
+        ),
         (X, torch.zeros(3), "x has 2 rows and y has 3: no common number of rows"),
     ],
 )

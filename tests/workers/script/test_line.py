@@ -213,10 +213,18 @@ def test_an_inline_line_does_not_begin_anew_when_it_is_asked_to_resume():
 
 def test_what_a_layer_raises_is_reported_with_its_stage_and_action():
     line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2)
-    with pytest.raises(ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, layer 0: RuntimeError"):
+    with pytest.raises(
+        ComputeFailed, match=r"stage 0 failed in 0F0 of step 0, layer 0: RuntimeError.* given float32 \[2, 7\]"
+    ):
         line.step(torch.zeros(4, 7), torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ComputeFailed, match="an earlier call failed"):
         line.step(torch.zeros(4, 6), torch.zeros(4, dtype=torch.int64))
+
+
+def test_a_loss_that_raises_is_reported_with_what_it_was_given():
+    line = Line(model(), cut=[3], loss=functional.cross_entropy, optimizer=ADAM, microbatches=2, workers="inline")
+    with pytest.raises(ComputeFailed, match=r"given outputs float32 \[2, 3\] and targets int64 \[2\] from 8 to 9"):
+        line.step(torch.zeros(4, 6), torch.tensor([8, 9, 0, 1]))
 
 
 class Interrupting(nn.Module):

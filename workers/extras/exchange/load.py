@@ -192,7 +192,7 @@ def load(
     if best and step is not None:
         raise ValueError(f"step = {step} and best = True name two checkpoints; give one of them")
     if not runs.is_run(folder):
-        raise runs.NoSuchRun(f"{folder} is not the folder of a run: it has no {runs.PLAN}")
+        raise runs.NoSuchRun(runs.no_run(folder))
     try:
         place = None if plan is None else Path(plan)
         return run_model(folder, model=model, place=place, step=step, ema=ema, best=best).module

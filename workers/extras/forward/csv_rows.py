@@ -112,7 +112,7 @@ def write_columns(draft: Path, outputs: Mapping[str, torch.Tensor]) -> None:
                 f"{list(tensor.shape)}: write a .safetensors file"
             )
         names += [name] if tensor.dim() == 1 else [f"{name}.{column}" for column in range(tensor.shape[1])]
-        columns += [_written(column) for column in tensor.reshape(len(tensor), -1).unbind(1)]
+        columns += [_written(column) for column in ([tensor] if tensor.dim() == 1 else tensor.unbind(1))]
     with draft.open("x", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)

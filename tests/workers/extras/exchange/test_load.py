@@ -182,6 +182,8 @@ def test_the_run_of_a_script_is_loaded_into_the_module_that_is_passed(workspace:
     assert load(line.folder, model=model) is model
     assert all(torch.equal(trained[name], tensor) for name, tensor in model.state_dict().items())
     saved = load(workspace.folder / "saved", model=build())
+    weights = load_weights(workspace.folder / "saved")
+    assert all(torch.equal(trained[name], tensor) for name, tensor in weights.items())
     assert all(torch.equal(trained[name], tensor) for name, tensor in saved.state_dict().items())
     with pytest.raises(ModelRefused, match="are not those of the model that was passed: weight is missing"):
         load(line.folder, model=nn.Linear(4, 8))

@@ -73,6 +73,8 @@ def test_predictions_are_columns_whose_numbers_read_back_to_the_bit(tmp_path: Pa
     assert torch.equal(back[:, 4].bool(), logits.amax(1) > 0)
     write_outputs(tmp_path / "alone.csv", {"output": torch.tensor([0.1, 1e-9], dtype=torch.bfloat16)})
     assert (tmp_path / "alone.csv").read_text().split()[0] == "output"
+    write_outputs(tmp_path / "none.csv", {"output": torch.zeros(0, 2), "label": torch.zeros(0)})  # it was a traceback
+    assert (tmp_path / "none.csv").read_text() == "output.0,output.1,label\n"
 
 
 def test_what_has_no_columns_is_refused_and_no_file_is_left(tmp_path: Path) -> None:
