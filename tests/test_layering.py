@@ -47,6 +47,7 @@ LADDER = {
     "workers/extras": PURE,
     "workers/extras/fitting": PURE,
     "workers/disk": DOING,
+    "workers/keys": DOING,
     "workers/runs": DOING,
     "workers/runtime": DOING,
     "workers/extras/prefix_cache": DOING,

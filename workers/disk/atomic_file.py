@@ -7,7 +7,8 @@ plan.json              the finished file, after one rename and a flush of the fo
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -33,13 +34,37 @@ def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     Raises:
         OSError: The file could not be written; nothing has changed.
     """
+    with _draft(path, data, mode) as draft:
+        publish(draft, path)
+
+
+def create_file(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write a file as `write_file` does, unless there is one: of several writers, one makes it.
+
+    Args:
+        path: Path of the file.
+        data: Contents.
+        mode: Permissions, from which the umask is taken.
+
+    Raises:
+        FileExistsError: There is one.
+        OSError: The file could not be written; nothing has changed.
+    """
+    with _draft(path, data, mode) as draft:
+        os.link(draft, path)
+        sync(path.parent)
+
+
+@contextmanager
+def _draft(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """Return a context with a draft of `path` that is on the disk; it is gone at the end."""
     make_folder(path.parent)
     draft = draft_of(path)
     try:
         with open(draft, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(data)
         sync(draft)
-        publish(draft, path)
+        yield draft
     finally:
         draft.unlink(missing_ok=True)
 

@@ -101,6 +101,8 @@ CODES = {
     "SL601": "BadKey",
     "SL602": "BadJoinLine",
     "SL603": "NotEnrolled",
+    "SL604": "KeyUnusable",
+    "SL605": "KeyExists",
     "SL900": "Bug",
     "SL901": "QueueGap",
     "SL902": "IllegalTransition",

@@ -1,11 +1,12 @@
 """A file is there whole or not at all, and only once it is on the disk."""
 
 import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from stageline.workers.disk.atomic_file import make_folder, remove_folder, write_file, write_json
+from stageline.workers.disk.atomic_file import create_file, make_folder, remove_folder, write_file, write_json
 
 
 def test_a_file_takes_the_place_of_the_older_one_and_leaves_no_draft(tmp_path):
@@ -63,3 +64,11 @@ def test_a_folder_is_made_and_removed_as_a_whole(tmp_path):
     assert not list(tmp_path.iterdir())
     with pytest.raises(FileNotFoundError):
         remove_folder(tmp_path / "a")
+
+
+def test_a_file_is_created_unless_there_is_one(tmp_path):
+    create_file(tmp_path / "a" / "file", b"first", mode=0o600)
+    with pytest.raises(FileExistsError):
+        create_file(tmp_path / "a" / "file", b"second")
+    assert [(path.name, path.read_bytes()) for path in (tmp_path / "a").iterdir()] == [("file", b"first")]
+    assert stat.S_IMODE((tmp_path / "a" / "file").stat().st_mode) == 0o600

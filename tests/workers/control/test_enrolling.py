@@ -1,0 +1,110 @@
+"""A machine that has a join line enrols its key with the broker, over real sockets."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from time import time
+
+import pytest
+
+from stageline.broker.errors import ForeignMessage, NotEnrolled
+from stageline.broker.keys.enrolment import LARGEST_ENROLMENT, Enrolment, answer_enrolment, encode_enrolment
+from stageline.broker.keys.join_line import JoinLine
+from stageline.broker.keys.pairs import KeyPair, invite_pair
+from stageline.broker.keys.register import Invitation, KeyRegister
+from stageline.broker.transports.sockets.curve import CurveServer
+from stageline.broker.transports.sockets.zeromq_channel import ZeroMQServerChannel
+from stageline.workers.control.enrolling import enrol
+
+SECRET = bytes(range(16))
+MACHINE = KeyPair.of_secret(bytes(32))
+
+
+@contextmanager
+def broker(register: KeyRegister, pair: KeyPair | None) -> Iterator[str]:
+    """A broker that enrols, at the address that is returned; without keys if it has no pair."""
+    channel = ZeroMQServerChannel("tcp://127.0.0.1:0", None if pair is None else CurveServer(pair, register))
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            for sender, frame in channel.receive(0.05):
+                key = channel.key_of(sender)
+                if register.invites(key):
+                    with suppress(ForeignMessage):
+                        channel.send([(sender, answer_enrolment(register, key, frame or b"", time()))])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield channel.endpoint
+    finally:
+        ended.set()
+        thread.join()
+        channel.close()
+
+
+def inviting(**more: object) -> KeyRegister:
+    register = KeyRegister()
+    register.invite(Invitation(invite_pair(SECRET).public.text, ends=time() + 3600, **more))  # type: ignore[arg-type]
+    return register
+
+
+def test_a_machine_enrols_with_the_line_again_too_and_is_admitted_by_its_own_key() -> None:
+    register, pair = inviting(name="lab"), KeyPair.generate()
+    with broker(register, pair) as address:
+        line = JoinLine.parse(JoinLine(address, pair.public, SECRET).text)
+        for _ in range(2):
+            enrol(line, MACHINE, "worker-0", patience=30)
+    assert register.admits(MACHINE.public)
+    assert [each.name for each in register.record.keys] == ["worker-0"]
+
+
+def test_a_line_that_another_machine_has_used_names_that_machine() -> None:
+    register, pair = inviting(once=True), KeyPair.generate()
+    with broker(register, pair) as address:
+        line = JoinLine(address, pair.public, SECRET)
+        enrol(line, MACHINE, "worker-0", patience=30)
+        with pytest.raises(NotEnrolled, match=rf"{address}: .*for one machine, and worker-0 on host .* keys invite"):
+            enrol(line, KeyPair.generate(), "worker-1", patience=30)
+
+
+def test_an_old_line_one_of_another_broker_and_a_process_without_keys_are_told_apart() -> None:
+    register, pair = inviting(), KeyPair.generate()
+    with broker(register, pair) as address, broker(register, None) as open_address:
+        right = JoinLine(address, pair.public, SECRET)
+        for line, said in [
+            (replace(right, secret=bytes(16)), "the join line is old"),
+            (replace(right, broker=KeyPair.generate().public), "another key than the join line says"),
+            (replace(right, address=open_address), "uses no keys"),
+        ]:
+            with pytest.raises(NotEnrolled, match=f"{line.address}: .*{said}"):
+                enrol(line, MACHINE, "worker-0", patience=30)
+    assert not register.admits(MACHINE.public)
+
+
+def test_where_nothing_answers_patience_ends_and_the_address_is_named() -> None:
+    with broker(inviting(), None) as address:
+        pass
+    with pytest.raises(NotEnrolled, match=f"{address}: nothing answers there"):
+        enrol(JoinLine(address, KeyPair.generate().public, SECRET), MACHINE, "worker-0", patience=0)
+
+
+@pytest.mark.parametrize("frame", [b"", b"\x80", b"x" * 2**20, encode_enrolment(Enrolment("k1.", "a", "b"))[:-1]])
+def test_what_is_no_enrolment_changes_nothing(frame: bytes) -> None:
+    register = inviting()
+    before = register.record
+    with pytest.raises(ForeignMessage):
+        answer_enrolment(register, invite_pair(SECRET).public.text, frame, time())
+    assert register.record is before
+
+
+def test_an_enrolment_of_another_version_or_with_no_key_is_answered_with_the_reason() -> None:
+    register, invitation = inviting(), invite_pair(SECRET).public.text
+    other = encode_enrolment(Enrolment(MACHINE.public.text, "worker-0", "desk", version=2))
+    assert b"version 2, the broker by version 1" in answer_enrolment(register, invitation, other, time())
+    spoilt = encode_enrolment(Enrolment("k1.short", "worker-0", "desk"))
+    assert b"is not a public key" in answer_enrolment(register, invitation, spoilt, time())
+    assert register.record.keys == ()
+    assert len(other) < LARGEST_ENROLMENT
