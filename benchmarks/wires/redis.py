@@ -16,6 +16,7 @@ from zlib_ng.zlib_ng import crc32
 
 from benchmarks.measuring.processes import PATIENCE
 from stageline.broker.queues import delivery as looking
+from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.workers.disk.memory import keep_freed_memory
 
@@ -62,8 +63,13 @@ def open_sleeping_wire(url: str, end: int, nbytes: int) -> OurWire:
 
 
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
-    """Our queues over the server at `url`; its processes keep memory as workers do."""
+    """Our queues over the server at `url`."""
+    return wire_over(url, end, TERMS)
+
+
+def wire_over(url: str, end: int, terms: QueueOptions) -> OurWire:
+    """Our queues with these options; their processes keep memory as workers do."""
     # Else each warns that the server keeps nothing on disk, as it is meant to.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     keep_freed_memory()
-    return OurWire(RedisQueues("wire", end + 1, url, TERMS), end)
+    return OurWire(RedisQueues("wire", end + 1, url, terms), end)

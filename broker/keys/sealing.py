@@ -1,8 +1,9 @@
 """Sealing of what a queue's two ends leave with a server: the server learns sizes, times and places, and nothing else.
 
-Each sealing of a message draws 24 random bytes, the salt, and derives a key of its own (HKDF, RFC 5869) from the secret
-of the queue, under the queue's whole context and what the key is for. So the pieces are encrypted with a counter as iv
-(AES-256-GCM, NIST SP 800-38D), and a message that is put again has the same identity and another ciphertext:
+Each sealing of a message draws 24 random bytes, the salt, and derives a key of its own: HKDF (RFC 5869) makes a root of
+the queue's secret, for the queue's whole context and what the key is for, and its second half, HKDF-Expand, the key of
+that root and the salt. So the pieces are encrypted with a counter as iv (AES-256-GCM, NIST SP 800-38D), and a message
+that is put again has the same identity and another ciphertext:
 
     header    start | iv 0: length of the header, u32; the header; padding
     start     magic "SLSE" | restart, u64 | salt | total, u32 | CRC-32 of all before
@@ -27,7 +28,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage
@@ -97,6 +98,7 @@ class QueueSecret:
 
     context: QueueContext
     secret: bytes = field(repr=False)
+    _roots: dict[Purpose, bytes] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raise `ValueError` if the secret does not have 32 bytes."""
@@ -104,8 +106,12 @@ class QueueSecret:
             raise ValueError(f"the secret of {self.context.queue} has {len(self.secret)} bytes, expected {SECRET}")
 
     def key(self, purpose: Purpose, salt: bytes = b"") -> bytes:
-        """Return the key for a purpose, 32 bytes; with a salt, that of one sealing."""
-        return HKDF(SHA256(), SECRET, salt, self.context.encoded(purpose)).derive(self.secret)
+        """Return the key for a purpose, 32 bytes; with a salt, that of one sealing. Safe to call from any thread."""
+        root = self._roots.get(purpose)
+        if root is None:
+            root = HKDF(SHA256(), SECRET, None, self.context.encoded(purpose)).derive(self.secret)
+            self._roots[purpose] = root
+        return HKDFExpand(SHA256(), SECRET, salt).derive(root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class Sealing:
         is_padded: True to hide lengths among others, by 12 % at most (Padmé: Nikitin et al., 2019, section 4).
     """
 
-    secret_at: Callable[[int], QueueSecret] = field(repr=False)
+    secret_at: Callable[[int], QueueSecret] = field(repr=False)  # called for each message: it makes no new object
     random: RandomBytes = field(repr=False)
     is_padded: bool = False
 
@@ -215,19 +221,31 @@ class OpenedMessage:
     total: int
     _cipher: AESGCM = field(repr=False)
 
+    def whole(self, piece: Frame, size: int) -> bytes:
+        """Return the first `size` bytes of a message of one piece, for tensors that are sooner copied than filled.
+
+        Raises `BadMessage`.
+        """
+        self._check(1, len(piece) - TAG, size)
+        content = _opened(self._cipher, piece, self.number, 1, self.total)
+        return content if len(content) == size else content[:size]
+
     def fill(self, buffers: Sequence[memoryview], pieces: Sequence[Frame]) -> None:
         """Open the pieces into `buffers`, one after another; what is more is padding.
 
         A piece that lies in one buffer is decrypted there, and not copied. Raises `BadMessage`.
         """
-        if len(pieces) != self.total:
-            raise BadMessage(f"message {self.number} came with {len(pieces)} sealed pieces, not {self.total}")
-        room, size = sum(map(len, buffers)), sum(len(piece) - TAG for piece in pieces)
-        if not room <= size <= padme(room):
-            raise BadMessage(f"{size} bytes came sealed for {room} bytes of tensors")
+        self._check(len(pieces), sum(len(piece) - TAG for piece in pieces), sum(map(len, buffers)))
         rest = [buffer for buffer in reversed(buffers) if len(buffer)]
         for place, piece in enumerate(pieces, start=1):
             self._fill_with(piece, place, rest)
+
+    def _check(self, count: int, size: int, room: int) -> None:
+        """Raise `BadMessage` unless `count` pieces of `size` bytes are what tensors of `room` bytes are sealed to."""
+        if count != self.total:
+            raise BadMessage(f"message {self.number} came with {count} sealed pieces, not {self.total}")
+        if not room <= size <= padme(room):
+            raise BadMessage(f"{size} bytes came sealed for {room} bytes of tensors")
 
     def _fill_with(self, piece: Frame, place: int, rest: list[memoryview]) -> None:
         """Open a piece into the first of the buffers `rest`, of which the last comes first; filled ones are removed."""

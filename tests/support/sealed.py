@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 
 from stageline.broker.keys.sealing import QueueContext, QueueSecret, Sealing
@@ -11,6 +11,7 @@ from stageline.pipeline.program import Queue
 RUN_SALT = b"the salt of the run"
 
 
+@cache
 def secret_of(queue: Queue, step: int, *, restart: int = 0, word: bytes = b"of the tests") -> QueueSecret:
     context = QueueContext(RUN_SALT, "line-run", queue.name, queue.producer, queue.consumer, restart)
     return QueueSecret(context, blake2b(word + queue.name.encode(), digest_size=32).digest())

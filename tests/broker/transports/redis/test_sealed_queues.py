@@ -167,11 +167,12 @@ def test_a_replacement_compares_what_lies_there_by_the_checksums_inside(
 
 
 def replaced(client: Any, change: Callable[[list[Any]], list[Any]]) -> None:
-    """The stream with its entries changed."""
+    """Change the entries of the stream, at once: its producer looks after it."""
     entries = change(client.xrange(STREAM))
-    client.delete(STREAM)
+    together = client.pipeline().delete(STREAM)
     for entry_id, fields in entries:
-        client.xadd(STREAM, fields, id=entry_id)
+        together.xadd(STREAM, fields, id=entry_id)
+    together.execute()
 
 
 def swapped_pieces(entries: list[Any]) -> list[Any]:
