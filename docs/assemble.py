@@ -28,7 +28,7 @@ COPIED = (".md", ".svg", ".png", ".json", ".css", ".js")
 SEARCH = "search-in-files.js"
 FETCHED = re.compile(r'<script src="https?://[^"]*"[^>]*></script>')
 PICTURE = re.compile(r'<img [^>]*src="([^"]+\.svg)"[^>]*>')
-LINE_ANCHOR = re.compile(r'<a id="__codelineno-[^"]*"[^>]*></a>')  # links without a name, before each line of code
+LINE_ANCHOR = re.compile(r'<a id="[^"]*__codelineno-[^"]*"[^>]*></a>')  # links without a name, before each line of code
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#:]+)(#[^)\s]*)?\)")
 
 

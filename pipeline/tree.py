@@ -87,6 +87,6 @@ def describe_values(tree: Tree) -> str:
 
 def _range(leaf: Tensor) -> str:
     whole = leaf.dtype in {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
-    if not whole or not leaf.numel() or leaf.device.type != "cpu":  # a device that has failed computes no more
-        return ""
+    if not whole or not leaf.numel() or leaf.device.type != "cpu" or type(leaf) is not Tensor:
+        return ""  # a device that has failed computes no more, and a fake tensor has no values
     return " from {} to {}".format(*map(int, leaf.aminmax()))

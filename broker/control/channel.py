@@ -67,6 +67,9 @@ class ServerChannel(Protocol):
         Called when the messages that the last `receive` brought from `sender` were genuine.
         """
 
+    def readmit(self) -> None:
+        """Close all connections soon, so that peers dial again: call it once a key is admitted no more."""
+
     def send(self, envelopes: Iterable[Envelope]) -> None:
         """Send messages to their recipients. A message is lost if its recipient is gone, or too slow to take it."""
 

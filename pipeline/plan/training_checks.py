@@ -49,12 +49,17 @@ def evaluation(plan: PlanTables) -> Iterator[PlanError]:
 
 
 def by_evaluation(plan: PlanTables) -> Iterator[PlanError]:
-    """Yield an error if learning rates follow evaluations, and there are none between the steps."""
-    follows = plan.lr_scheduler is not None and plan.lr_scheduler.every == "evaluation"
-    if follows and not plan.scripted and (plan.evaluation is None or plan.evaluation.every is None):
+    """Yield an error if learning rates follow evaluations that do not come, or that they take the wrong way round."""
+    rates = plan.lr_scheduler
+    if rates is None or rates.every != "evaluation":
+        return
+    if not plan.scripted and (plan.evaluation is None or plan.evaluation.every is None):
         yield PlanError(
             "lr_scheduler.every", 'it requires evaluations between the steps: add evaluation.every = 100, or "epoch"'
         )
+    mode = rates.options.get("mode", "min") if str(rates.factory).endswith(".ReduceLROnPlateau") else None
+    if plan.criterion and (wrong := plan.criterion.better.contradiction(mode, plan.criterion.metric)):
+        yield PlanError("evaluation.better", wrong)
 
 
 def data(plan: PlanTables) -> Iterator[PlanError]:

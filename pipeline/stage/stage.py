@@ -148,9 +148,9 @@ class Stage(NamedTensors):
         """The values that the part `where` was given, in words, if it has failed; else ""."""
         return self._layers.given
 
-    def now_at(self, what: str) -> None:
-        """Note what the stage's worker does now, such as "the data source", for `where`."""
-        self._layers.note(what)
+    def now_at(self, what: str, given: str = "") -> None:
+        """Note what the stage's worker does now, such as "the data source", for `where`; if it has failed, `given`."""
+        self._layers.note(what, given)
 
     def forward(
         self,

@@ -47,9 +47,9 @@ and `error.args[0]` the text without it.
 |---|---|
 {parts}
 
-A code belongs to one error for ever: scripts may look for it. Usage errors, such as a wrong flag, and errors of the
-system, such as a full disk under stdout, have messages without a code. [Troubleshooting](../guides/troubleshooting.md)
-begins from symptoms. `stageline errors --page` prints this page.
+A code belongs to one error for ever: scripts may look for it. Usage errors, such as a wrong flag or a `ValueError` of
+`fit`, and errors of the system, such as a full disk under stdout, have messages without a code.
+[Troubleshooting](../guides/troubleshooting.md) begins from symptoms. `stageline errors --page` prints this page.
 """
 
 

@@ -37,7 +37,7 @@ from stageline.pipeline.program import Instruction
 from stageline.pipeline.schedule import PER_MICROBATCH
 from stageline.pipeline.schedule.replicas import Replicas
 from stageline.pipeline.stage.stage import Stage
-from stageline.pipeline.tree import Tree, describe, map_tensors
+from stageline.pipeline.tree import Tree, describe, describe_values, map_tensors
 from stageline.workers.disk.background_writer import WriteFailed
 
 from .forked_copy import end_copy
@@ -296,7 +296,11 @@ class Executor:
         targets = map_tensors(lambda t: t.to(stage.device), given.targets)
         for name, metric in self.metrics.items():
             stage.now_at(f"the metric {name}")
-            sums.metrics[name] += metric_value(metric, output, targets) * given.rows
+            try:
+                sums.metrics[name] += metric_value(metric, output, targets) * given.rows
+            except Exception:
+                stage.now_at(stage.where, f"outputs {describe_values(output)} and targets {describe_values(targets)}")
+                raise
         sums.rows += given.rows
 
 

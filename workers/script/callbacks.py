@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stageline.pipeline.evaluation import Better, Criterion, Score
 from stageline.workers.runs.tensorboard import EventFile, writer_class
@@ -170,6 +173,9 @@ def _complaints(options: FitOptions, line: LineOptions, cannot_save: str) -> Ite
         yield f'better = {options.better!r}: expected "lower" or "higher"'
     if options.better is None and options.metric != "loss":
         yield f'metric = {options.metric!r}: pass better="higher" or better="lower", whichever is the better one'
+    mode = _plateau_mode(line.lr_scheduler)
+    if line.follows("evaluation") and (wrong := options.criterion.better.contradiction(mode, options.metric)):
+        yield f"lr_scheduler: {wrong}"
     if options.evaluate_every is None:
         if line.follows("evaluation"):
             yield 'lr_every = "evaluation": say after how many steps to evaluate, with evaluate_every='
@@ -178,12 +184,15 @@ def _complaints(options: FitOptions, line: LineOptions, cannot_save: str) -> Ite
                 given = short(getattr(options, name))
                 yield f"{name} = {given}: say after how many steps to evaluate, with evaluate_every="
     elif options.held_out is None:
-        yield f"evaluate_every = {options.evaluate_every}: there is nothing to evaluate; pass held_out="
+        yield "evaluate_every= is given, and there is nothing to evaluate; pass held_out="
     elif isinstance(options.held_out, Iterator):
         yield (
             f"held_out = {short(options.held_out)} can be walked once, and is evaluated again and again: pass a list "
             "or a loader"
         )
+    best: object = options.best
+    if not isinstance(best, str | Path | None):
+        yield f'best = {short(best)}: expected a path, such as best="best"'
     if options.best is not None and cannot_save:
         yield f'best = "{options.best}": {cannot_save}'
     callbacks: object = options.callbacks
@@ -193,3 +202,12 @@ def _complaints(options: FitOptions, line: LineOptions, cannot_save: str) -> Ite
     for place, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
             yield f"callbacks[{place}] = {short(callback)}: expected an object of a class derived from Callback"
+
+
+def _plateau_mode(scheduler: object) -> object:
+    """Return the `mode` of a `ReduceLROnPlateau`; None of another scheduler."""
+    if scheduler is ReduceLROnPlateau:
+        return "min"
+    if isinstance(scheduler, partial) and scheduler.func is ReduceLROnPlateau:
+        return scheduler.keywords.get("mode", "min")
+    return None

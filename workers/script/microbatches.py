@@ -69,10 +69,11 @@ def idle_news(plan: Plan, schedule: Schedule, frozen: Collection[int]) -> tuple[
     way_out = (
         "" if better is None else f"; microbatches={better[0]}, if batches have the rows, makes that {better[1]:.0%}"
     )
-    number = plan.schedule.microbatches
+    number, batches = plan.schedule.microbatches, plan.schedule.accumulate
+    each = "" if batches == 1 else f" of each of {batches} batches"
     return (
-        f"with {number} microbatch{'' if number == 1 else 'es'} in {schedule.name}, the busiest worker is idle for "
-        f"{share:.0%} of each step, if a backward takes as long as two forwards and a message no time{way_out}",
+        f"with {number} microbatch{'' if number == 1 else 'es'}{each} in {schedule.name}, the busiest worker is idle "
+        f"for {share:.0%} of each step, if a backward takes as long as two forwards and a message no time{way_out}",
     )
 
 

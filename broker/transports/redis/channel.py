@@ -139,6 +139,9 @@ class RedisServerChannel:
         """Return "": the server does not say who has sent a message."""
         return ""
 
+    def readmit(self) -> None:
+        """Do nothing: the server admits clients."""
+
     def receive(self, timeout: float) -> Sequence[Received] | None:
         """Return the messages that have arrived; wait up to `timeout` seconds for the first.
 

@@ -81,8 +81,8 @@ class _Watched:
 class ConnectionGuard:
     """Guard of `socket`, with a thread of its own.
 
-    `note`, `drained` and `trust` are for the thread that owns the socket. A `source` is a message's descriptor
-    (`zmq.SRCFD`). Close the guard before the socket.
+    `note`, `drained`, `trust` and `close_all` are for the thread that owns the socket. A `source` is a message's
+    descriptor (`zmq.SRCFD`). Close the guard before the socket.
     """
 
     def __init__(self, context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", largest: int, surplus: int = 0) -> None:
@@ -102,6 +102,7 @@ class ConnectionGuard:
         self._frames: dict[int, int] = {}
         self._trusted: set[int] = set()
         self._drains = self._drains_seen = 0
+        self._closings = self._closings_seen = 0
         self._drained = monotonic()
         self._watched: dict[int, _Watched] = {}
         # Bytes and frames at each descriptor when its last connection ended.
@@ -130,6 +131,10 @@ class ConnectionGuard:
         """Return True if a genuine message has come over the connection `source`."""
         return source in self._trusted
 
+    def close_all(self) -> None:
+        """Close all connections that there are, within a quarter of a second; peers dial again."""
+        self._closings += 1
+
     def close(self) -> None:
         """Stop watching and end the thread. Closing twice has the effect of closing once."""
         if not self._thread.is_alive():
@@ -147,6 +152,8 @@ class ConnectionGuard:
                 try:
                     if not self._take_events():
                         return
+                    if self._closings != self._closings_seen and not self._events.poll(0):  # all are watched that are
+                        self._refuse_all()
                     if self._pause(looked) == 0 or self._is_crowded():
                         looked = monotonic()
                         self._look(looked)
@@ -228,6 +235,11 @@ class ConnectionGuard:
         frames = self._frames.get(source, 0) - watched.frames_before
         with suppress(OSError), self._probing(source, watched.inode) as probe:  # OSError: the event of its end is near
             connection.note(_bytes_received(probe), delivered, frames, now)
+
+    def _refuse_all(self) -> None:
+        self._closings_seen = self._closings
+        for source, watched in list(self._watched.items()):
+            self._refuse(source, watched, "keys have changed")
 
     def _refuse(self, source: int, watched: _Watched, reason: str) -> None:
         with suppress(OSError), self._probing(source, watched.inode) as probe:

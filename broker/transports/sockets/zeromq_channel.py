@@ -56,6 +56,9 @@ class Unguarded:
         """Return True: every peer is a process of this user."""
         return True
 
+    def close_all(self) -> None:
+        """Do nothing."""
+
     def close(self) -> None:
         """Do nothing."""
 
@@ -209,6 +212,10 @@ class ZeroMQServerChannel:
         """Trust the connection of `sender`, a sender in the last batch, which has brought a genuine message."""
         if sender in self._sources:
             self._guard.trust(self._sources[sender])
+
+    def readmit(self) -> None:
+        """Close all connections soon: peers dial again, and are admitted or refused by their keys."""
+        self._guard.close_all()
 
     def send(self, envelopes: Iterable[Envelope]) -> None:
         """Send the envelopes without waiting; those for a recipient that is gone or too slow are lost.

@@ -275,6 +275,10 @@ class Router(OutboundLink):
             self._receive_request()
         self.flush_all()
 
+    def readmit(self) -> None:
+        """Close all connections soon, as `ServerChannel.readmit`."""
+        self._guard.close_all()
+
     def watched(self, now: float) -> dict[Any, int]:
         """Return the socket to poll, with the event of an arrival."""
         return {self.socket: _POLLIN}

@@ -193,7 +193,8 @@ _FEWER_ROWS = "with more it may do something else. Take more microbatches, or sm
 _MORE_ROWS = (
     "with fewer it may do something else. Take fewer microbatches, or batches of another size. If the last batch of an "
     "epoch is too small, leave it out: drop_last=True of stageline.Loader or of a DataLoader, data.drop_last = true of "
-    "a data.dataset. For microbatches of 1 row each, trace it with an example of 1 row"
+    "a data.dataset; for rows held out, evaluate batches of another size. For microbatches of 1 row each, trace it "
+    "with an example of 1 row"
 )
 _WAY_OUT = (
     "all but the number of rows must be as in the example. Bring every batch to one shape, such as by padding, or list "

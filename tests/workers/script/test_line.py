@@ -227,6 +227,14 @@ def test_a_loss_that_raises_is_reported_with_what_it_was_given():
         line.step(torch.zeros(4, 6), torch.tensor([8, 9, 0, 1]))
 
 
+def test_a_metric_that_raises_is_reported_with_what_it_was_given():
+    settings = {"loss": functional.cross_entropy, "optimizer": ADAM, "workers": "inline"}
+    line = Line(model(), cut=[3], microbatches=2, **settings, metrics=[torch.dot])
+    given = r"the metric dot: RuntimeError.* given outputs float32 \[2, 3\] and targets int64 \[2\] from 0 to 2"
+    with pytest.raises(ComputeFailed, match=given):
+        line.evaluate([(torch.zeros(4, 6), torch.tensor([0, 2, 0, 1]))])
+
+
 class Interrupting(nn.Module):
     """Ends its second call as Ctrl-C does, or `sys.exit`."""
 

@@ -58,6 +58,12 @@ def test_of_fewer_it_is_said_how_many_would_do(stages: int, microbatches: int, f
     assert all(fact in told for fact in facts)
 
 
+def test_of_several_batches_in_a_step_their_number_is_said() -> None:
+    plan = plan_of(options(microbatches=1, accumulate=4), 3)
+    (told,) = idle_news(plan, plan.make_schedule(), ())
+    assert "1 microbatch of each of 4 batches in 1f1b" in told
+
+
 def test_a_line_that_is_resumed_has_the_number_of_its_run(tmp_path: Path) -> None:
     run = tmp_path / "line-1"
     run.mkdir()

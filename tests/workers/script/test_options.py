@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,7 +43,8 @@ EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
         ({"patience": 3}, "patience = 3: say after how many steps to evaluate, with evaluate_every="),
         ({"held_out": [0]}, "held_out = [0]: say after how many steps"),
         ({"best": "best"}, "best = 'best': say after how many steps"),
-        ({"evaluate_every": 2}, "evaluate_every = 2: there is nothing to evaluate; pass held_out="),
+        ({"evaluate_every": 2}, "evaluate_every= is given, and there is nothing to evaluate; pass held_out="),
+        ({**EVALUATES, "best": True}, 'best = True: expected a path, such as best="best"'),
         ({"evaluate_every": 2, "held_out": iter([0])}, "can be walked once, and is evaluated again and again"),
         ({**EVALUATES, "best": "best"}, 'best = "best": there is no disk'),
         ({"callbacks": Callback}, "callbacks = Callback: expected a list of objects of classes derived from Callback"),
@@ -52,6 +54,13 @@ EVALUATES: dict[str, Any] = {"evaluate_every": 2, "held_out": [0]}
 def test_a_wrong_option_is_named_with_its_value(options: dict[str, Any], named: str):
     with pytest.raises(ValueError, match=re.escape(named)):
         demand_fit(FitOptions(**options), LINE, "there is no disk")
+
+
+def test_a_plateau_of_the_other_direction_than_the_metric_is_refused():
+    higher = FitOptions(**EVALUATES, metric="accuracy", better="higher")
+    with pytest.raises(ValueError, match='mode = "min", by which the rate is lowered while accuracy rises'):
+        demand_fit(higher, FOLLOWS, "")
+    demand_fit(higher, replace(FOLLOWS, lr_scheduler=partial(ReduceLROnPlateau, mode="max")), "")
 
 
 def test_of_the_loss_the_lower_is_better():

@@ -88,7 +88,8 @@ def _fault(path: Path, names: Sequence[str] | None, columns: int) -> str:
             if not _is_number(cell):
                 named = f' ("{names[column]}")' if names else ""
                 what = f'"{cell}" is no number' if cell else "there is no number"
-                return f"{place}, column {column + 1}{named}: {what}"
+                commas = "; columns are separated by commas" if {";", "\t"} & set(cell) else ""
+                return f"{place}, column {column + 1}{named}: {what}{commas}"
     return ""
 
 

@@ -53,6 +53,7 @@ def test_one_column_or_no_row_under_names_is_a_table_too(tmp_path: Path) -> None
         ("1,2\n3\n", "row 2 (line 2) has 1 column, and the first row has 2"),
         ("", "it has no row"),
         ("# nothing\n", "it has no row"),
+        ("a;b\n1;2\n", 'row 1 (line 2), column 1 ("a;b"): "1;2" is no number; columns are separated by commas'),
     ],
 )
 def test_a_cell_that_is_no_number_is_named_by_its_row_and_column(text: str, said: str, tmp_path: Path) -> None:
