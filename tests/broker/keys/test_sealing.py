@@ -97,11 +97,14 @@ def test_nothing_that_is_cut_off_or_longer_is_opened(data: st.DataObject) -> Non
         opened(end, sealed, sizes(FRAMES))
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=200))
-def test_no_bytes_of_a_stranger_are_opened(junk: bytes) -> None:
-    with pytest.raises(BadMessage):
-        sealing().open(*AT, junk)
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200), st.integers(CONTEXT.restart, 2**64 - 1), st.integers(0, 2**32 - 1))
+def test_no_bytes_of_a_stranger_are_opened(junk: bytes, restart: int, total: int) -> None:
+    """Also behind a start as it must be: who has no key can compute its CRC-32."""
+    start = b"SLSE" + restart.to_bytes(8, "big") + bytes(SALT) + total.to_bytes(4, "big")
+    for forged in (junk, start + crc32(start).to_bytes(4, "big") + junk):
+        with pytest.raises(BadMessage):
+            sealing().open(*AT, forged)
     with pytest.raises(BadMessage):
         sealing().open_text(Purpose.KEPT, b"1-1", junk)
 
