@@ -66,10 +66,15 @@ def train_plan(plan: Path, sets: Sequence[str], shared: Template | None = None) 
         return Timing(ends, result.loss, peak.bytes, result.seconds, result.weights_sha256, name, busiest(timed))
 
 
-def train_over_redis(workload: Workload) -> Timing:
+def train_over_redis(workload: Workload, *sets: str) -> Timing:
     """Over a server that is started for this run alone."""
     with redis_server.running() as url:
-        return train(workload, [f"queues.url={url}"])
+        return train(workload, [f"queues.url={url}", *sets])
+
+
+def train_sealed(workload: Workload) -> Timing:
+    """Over Redis, with sealed queues."""
+    return train_over_redis(workload, "model.factory=sealed_workload.py:build")
 
 
 class _Peak:

@@ -16,7 +16,7 @@ def open_sealed_wire(url: str, end: int, nbytes: int) -> OurWire:
     return wire_over(url, end, replace(TERMS, sealing_of=sealing))
 
 
-def sealing(queue: Queue) -> Sealing:
+def sealing(queue: Queue, key: bytes = b"") -> Sealing:
     context = QueueContext(b"salt of the run", "wire", queue.name, queue.producer, queue.consumer)
-    secret = QueueSecret(context, blake2b(queue.name.encode(), digest_size=32).digest())
+    secret = QueueSecret(context, blake2b(queue.name.encode(), key=key, digest_size=32).digest())
     return Sealing(lambda step: secret, os.urandom)
