@@ -34,6 +34,7 @@ from .begin import Begun, ModelWeights, begin_run, factory_of, plan_of, register
 from .calls.calls import copied
 from .calls.example import NAME as EXAMPLE
 from .calls.example import keep_example, kept_examples
+from .calls.news import say
 from .microbatches import microbatches_for, recorded_microbatches
 from .waiting_run import WaitingRun
 
@@ -121,6 +122,8 @@ def _begun_with(call: LineCall, model: torch.nn.Module, examples: Sequence[Tree]
 
     def make() -> Layers:
         began = monotonic()
+        if call.progress is not False:
+            say(f"tracing the {type(model).__name__} with a microbatch of {describe(examples[0])}")
         made = factory_of(call.model)() if call.loads_weights else model
         layers = _traced(made, examples)
         seconds.append(monotonic() - began)
@@ -131,9 +134,8 @@ def _begun_with(call: LineCall, model: torch.nn.Module, examples: Sequence[Tree]
     begun = begin_run(replace(call, model=layers), run=run)
     first = ", ".join(names[0] for names in begun.layers[1:])
     told = (
-        f"traced the {type(model).__name__} with a microbatch of {describe(examples[0])}: "
-        f"{sum(map(len, begun.layers))} layers, {f'cut at {first}' if first else 'not cut'}, "
-        f"{seconds[0]:.1f} s"
+        f"traced the {type(model).__name__} in {seconds[0]:.1f} s: {sum(map(len, begun.layers))} layers, "
+        f"{f'cut at {first}' if first else 'not cut'}"
     )
     return replace(begun, news=(told, *begun.news))
 

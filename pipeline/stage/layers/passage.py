@@ -308,8 +308,7 @@ def generators_kept(*devices: torch.device) -> Iterator[None]:
 
     At its end, also after an exception, they are in the state that they had.
     """
-    drawn = {generator for device in devices for generator in default_generators(device)}
-    kept = [(generator, generator.get_state()) for generator in drawn]
+    kept = [(each, each.get_state()) for each in {own for device in devices for own in default_generators(device)}]
     try:
         yield
     finally:

@@ -132,14 +132,15 @@ def test_the_first_batch_may_be_one_to_evaluate_or_to_predict_of_a_fit_or_of_sev
     assert same(fresh.state_dict(), first.state_dict())
 
 
-def test_the_line_says_once_that_it_has_traced_and_where_it_cuts(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_line_says_once_that_it_traces_and_where_it_cuts(capfd: pytest.CaptureFixture[str]) -> None:
     with line(progress=None) as trained:
         assert capfd.readouterr().err == ""
         for x, y in BATCHES:
             trained.step(x, y)
     told = capfd.readouterr().err
-    assert told.count("\n") == 1
+    assert told.count("\n") == 2
     for fact in (
+        "stageline: tracing the MaskedNet",
         "stageline: traced the MaskedNet",
         "{x: float32 [2, 4], mask: float32 [2, 1]}",
         "4 layers, cut at middle",
