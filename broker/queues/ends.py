@@ -22,13 +22,12 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueClosed
 from stageline.broker.keys.admission import QueueKeys
-from stageline.broker.keys.sealing import Sealing
 from stageline.pipeline.program import Queue
 
 from .base import Depth, Inbound, Outbound
@@ -37,6 +36,9 @@ from .links import InboundLink, OutboundLink
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
 from .memory import MemoryQueue, MemoryQueues
 from .requests import Requester
+
+if TYPE_CHECKING:  # its ciphers take 12 ms to load
+    from stageline.broker.keys.sealing import Sealing
 
 Found = TypeVar("Found")
 
@@ -66,7 +68,7 @@ class QueueOptions:
     patience: float = 60.0
     key: bytes = field(default=b"", repr=False)
     keys: QueueKeys | None = None
-    sealing_of: Callable[[Queue], Sealing] | None = field(default=None, repr=False)
+    sealing_of: "Callable[[Queue], Sealing] | None" = field(default=None, repr=False)
     wakes_at_once: bool = False
 
 
@@ -362,10 +364,8 @@ class LinkedOutbound:
     def has_credit(self, number: int, timeout: float) -> bool:
         """Return True if the consumer has granted message `number`; wait up to `timeout` seconds for that."""
         self._queues.check_open()
-        if number < self._sender.limit:
-            return True
-        granted = self._queues.wait_for(lambda: number < self._sender.limit or None, timeout)
-        return bool(granted)
+        granted = number < self._sender.limit
+        return granted or bool(self._queues.wait_for(lambda: number < self._sender.limit or None, timeout))
 
     def depth(self) -> Depth:
         """Return the queue's content for inspection."""

@@ -31,6 +31,7 @@ def test_a_port_in_use_is_named_with_who_has_it(workspace):
     assert f"cannot listen at tcp://127.0.0.1:{port}: it is in use by pid {os.getpid()}" in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_address_without_a_broker_gives_exit_code_3(workspace, capsys):
     url = f"tcp://127.0.0.1:{free_port()}"
     assert run(["status", "--broker", url]) == 3
@@ -77,6 +78,7 @@ def test_a_worker_of_another_version_is_refused(workspace):
     interrupted(broker)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("foreign", ["another run", pytest.param("another wire version", marks=pytest.mark.slow)])
 def test_a_message_of_another_run_or_wire_version_ends_the_worker_that_gets_it(foreign, workspace):
     """The test is worker 0, and answers worker 1's requests for activations with what is not of this run."""
@@ -128,6 +130,7 @@ def test_a_killed_worker_ends_the_run_with_its_stage_its_microbatch_and_its_end(
     assert "The logs are in runs/small-" in errors
 
 
+@pytest.mark.slow
 def test_queues_that_cannot_be_opened_are_named_by_the_run(workspace):
     """That stood in the log of a worker, which was started again and again."""
     train = workspace.command("train", ".", "--set", "queues.url=tcp://192.0.2.1:0")
@@ -166,6 +169,7 @@ def test_an_interrupt_in_the_middle_of_a_run_stops_it_quietly(number, workspace)
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_the_workers_start_stops_them(workspace):
     os.mkfifo(workspace.folder / "gate")
     workspace.write("model.py", (workspace.folder / "model.py").read_text() + WAITS_IN_A_WORKER)

@@ -146,7 +146,7 @@ SUFFIX, SUFFIX_LATER, PREFIX_LATER = ("worker-2", 20), ("worker-2", 55), ("worke
         pytest.param(*((SUFFIX_LATER, PREFIX_LATER), ()), marks=pytest.mark.slow),
         pytest.param(*((SUFFIX, ("worker-2", 60), ("worker-1", 24), ("broker", 40)), ()), marks=pytest.mark.slow),
         pytest.param(*((SUFFIX_LATER, PREFIX_LATER), ("queues.url=tcp://127.0.0.1:0",)), marks=pytest.mark.slow),
-        ((("worker-1", 30), ("worker-0", 22)), ("model.cut=[5, 7]",)),
+        pytest.param(*((("worker-1", 30), ("worker-0", 22)), ("model.cut=[5, 7]",)), marks=pytest.mark.slow),
     ],
     ids=["in the first epoch", "in the second", "several", "tcp", "one frozen stage"],
 )

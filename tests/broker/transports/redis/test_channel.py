@@ -51,6 +51,7 @@ def test_why_a_server_cannot_be_reached_is_known() -> None:
         assert "Connection refused" in client.trouble
 
 
+@pytest.mark.slow
 def test_the_place_of_a_killed_broker_is_free_after_its_tenure(redis_url: str) -> None:
     imports = "import sys\nfrom stageline.broker.transports.base import open_server"
     program = f"{imports}\nopen_server(sys.argv[1])\nprint(flush=True)\nsys.stdin.read()"
