@@ -71,7 +71,7 @@ def line(model: Any = None, **options: Any) -> Line:
     return Line(model or build(), **{**given, **options})
 
 
-@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
+@pytest.mark.parametrize("tied", [pytest.param(False, marks=pytest.mark.slow), True], ids=["", "tied"])
 @pytest.mark.parametrize(
     "options",
     [

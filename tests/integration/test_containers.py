@@ -71,6 +71,7 @@ def test_the_folders_of_the_package_are_sent_to_the_engine(monkeypatch: pytest.M
     assert required == [*given["install_requires"], *given["extras_require"]["examples"]]
 
 
+@pytest.mark.slow
 def test_every_package_that_the_code_needs_is_in_an_image_without_extras() -> None:
     """numpy is imported nowhere at the top of a file: torch does that where a tensor lends its memory.
 

@@ -118,7 +118,11 @@ def is_in_pairwise_part(example: str, turn: int, choice: int) -> bool:
 
 def is_quick(example: str, schedule: str) -> bool:
     """Convolutions and transformers take long: each time with schedules that mix the stages of a worker."""
-    return example == "mlp" or schedule == "interleaved-1f1b" or (example, schedule) == ("digits", "zb-v")
+    return (example, schedule) in (
+        ("mlp", "1f1b"),
+        ("mlp", "zb-h1"),
+        ("digits", "zb-v"),
+    ) or schedule == "interleaved-1f1b"
 
 
 @pytest.mark.parametrize("pairwise", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["pairwise", "the rest"])

@@ -128,6 +128,7 @@ def test_the_notebooks_asynchronous_variant_learns() -> None:
     assert sum(rounds[-20:]) / 20 < 0.75 * rounds[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["digits", "mlp", "chargpt"])
 def test_the_digest_of_an_example_depends_on_its_sizes_and_on_nothing_else(example: str) -> None:
     digests = [

@@ -87,6 +87,7 @@ def run_in(folder: Path, *command: str | Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_the_package_and_no_other_package(wheel):
     package = ROOT / "src" / "stageline"
     own = {path.relative_to(package).as_posix() for path in package.glob("*.py")}

@@ -157,6 +157,7 @@ def test_a_failing_seed_says_how_to_run_it_again(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_replacement_that_begins_at_its_own_newest_snapshot_skips_what_the_others_wait_for(monkeypatch):
     join = ControlThread.join
 
@@ -331,11 +332,13 @@ def test_a_checkpoint_announced_before_the_rounds_before_it_are_known_lets_the_b
     assert "of the best checkpoint" in first_wrong(range(2250, 2260))
 
 
+@pytest.mark.slow
 def test_workers_that_begin_a_closed_step_go_through_it_by_different_schedules(monkeypatch):
     monkeypatch.setattr(StepOrders, "is_open", lambda orders, step: True)
     assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(85, 400)))
 
 
+@pytest.mark.slow
 def test_an_order_that_holds_from_the_step_that_the_broker_closed_comes_too_late_for_some_worker(monkeypatch):
     agreed = OrderBook.agreed
     monkeypatch.setattr(OrderBook, "agreed", lambda book, closed: agreed(book, [book.closed]))

@@ -87,6 +87,7 @@ def test_drop_last_of_every_batch_is_refused() -> None:
         Loader(TensorDataset(X, Y), 11, 40, drop_last=True)
 
 
+@pytest.mark.slow
 def test_readers_change_nothing_about_an_augmentation_that_uses_three_generators() -> None:
     with loader(num_workers=2) as ahead:
         for step, (x, y) in enumerate(islice(ahead.batches(), 8)):
@@ -142,6 +143,7 @@ def test_batches_go_on_at_any_step_to_the_end_of_an_epoch() -> None:
     assert all(same(batch, loader().batch(4 + number)) for number, batch in enumerate(rest))
 
 
+@pytest.mark.slow
 def test_a_step_elsewhere_is_drawn_by_the_same_readers() -> None:
     before = readers()
     with loader(num_workers=2) as ahead:

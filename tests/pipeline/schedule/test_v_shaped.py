@@ -68,7 +68,11 @@ def test_dualpipe_v_has_the_bubble_and_the_memory_of_the_catalogue(
         assert verdict.worker_peak == (2 * workers + 1,) * workers
 
 
-TIMES = [(1, 1.5, 0.5), (1, 1.2, 0.8), (2, 1, 1), (1, 2, 1), (1, 1, 2), (3, 4, 2)]
+TIMES = [
+    (1, 1.5, 0.5),
+    *(pytest.param(times, marks=pytest.mark.slow) for times in [(1, 1.2, 0.8), (1, 2, 1), (1, 1, 2)]),
+]
+TIMES += [(2, 1, 1), (3, 4, 2)]
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -38,6 +38,7 @@ def last_round(*arguments: str, **environment: str) -> tuple[str, int]:
     return kept, int(faults)
 
 
+@pytest.mark.slow
 def test_without_it_every_round_asks_the_system_for_all_its_memory() -> None:
     """Else the next test could not fail."""
     kept, faults = last_round()
@@ -51,6 +52,7 @@ def test_a_round_takes_the_memory_that_the_one_before_has_freed() -> None:
     assert faults < PAGES / 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
 def test_what_the_user_has_set_for_it_stays(name: str) -> None:
     kept, faults = last_round("keep", **{name: "131072"})

@@ -79,7 +79,7 @@ def test_what_the_users_files_import_is_imported_once_and_leaves_no_thread(templ
     assert len(os.listdir(f"/proc/{template.pid}/task")) == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_has_no_result(template: Template, log: TextIO, tmp_path: Path, number: int) -> None:
     hanging = start_hanging(template, log, tmp_path)
     assert os.getsid(hanging.pid) == hanging.pid

@@ -119,7 +119,7 @@ def slow_but(names: tuple[str, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["no mask", "mask"])
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize("name", slow_but(QUICK))
 def test_a_decoder_trains_and_evaluates_as_it_does_unsplit(name: str, dropout: float, masked: bool) -> None:
     whole = whole_model(name, dropout, masked=masked)

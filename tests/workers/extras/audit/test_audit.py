@@ -73,6 +73,7 @@ def plan(folder: Path, model: dict[str, object] | None = None, codec: object = "
     return from_mapping(tables, file=str(folder / "stageline.toml"))
 
 
+@pytest.mark.slow
 def test_rows_that_only_change_their_shape_are_told_whole_and_each_cut_is_named(folder: Path) -> None:
     pictures = []
     report = audit(plan(folder), AuditChoice(steps=3), lambda cut, picture: pictures.append(picture))
