@@ -256,14 +256,19 @@ class OpenedMessage:
             if size < len(buffer):
                 rest.append(buffer[size:])
             return
-        content = memoryview(_opened(self._cipher, piece, self.number, place, self.total))
-        while content and rest:
-            buffer = rest.pop()
-            count = min(len(content), len(buffer))
-            buffer[:count] = content[:count]
-            content = content[count:]
-            if count < len(buffer):
-                rest.append(buffer[count:])
+        pour_into(rest, _opened(self._cipher, piece, self.number, place, self.total))
+
+
+def pour_into(rest: list[memoryview], data: Frame) -> None:
+    """Copy `data` into the buffers `rest`, of which the last comes first; filled ones are removed."""
+    content = memoryview(data)
+    while content and rest:
+        buffer = rest.pop()
+        count = min(len(content), len(buffer))
+        buffer[:count] = content[:count]
+        content = content[count:]
+        if count < len(buffer):
+            rest.append(buffer[count:])
 
 
 def padme(size: int) -> int:

@@ -20,8 +20,8 @@ _REFUSED = {
         f"the join line is old: its invitation has ended or was revoked, or the broker has forgotten it; {_NEW_LINE}"
     ),
     KeyRefusal.ANOTHER_KEY: (
-        "the broker there has another key than the join line says: the line is of another broker, or somebody else "
-        f"answers at that address; {_NEW_LINE}"
+        "the broker there has another key than the join line says: the line is of another broker, or another "
+        f"process answers at that address; {_NEW_LINE}"
     ),
     KeyRefusal.NO_KEYS: (
         "the process there uses no keys: it is no broker, or one that was started without them; look at what listens "

@@ -115,7 +115,7 @@ def new_pair(path: Path) -> KeyPair:
 
 
 def _demand_private(found: os.stat_result, shown: str) -> None:
-    """Raise `KeyUnusable` unless the open file is this user's, and nobody else may read or write it."""
+    """Raise `KeyUnusable` unless the open file is this user's, and no other user may read or write it."""
     if not stat.S_ISREG(found.st_mode):
         raise KeyUnusable(f"{shown} is no key file: it is not a regular file")
     if found.st_uid not in (os.geteuid(), 0):

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from stageline.broker.codec.message import LIMITS, Frame, Header, Message, allocate, assemble, complete, read_header
 from stageline.broker.errors import BadMessage
-from stageline.broker.keys.sealing import OpenedMessage, Purpose, Sealing, sealed_size
+from stageline.broker.keys.sealing import OpenedMessage, Purpose, Sealing, pour_into, sealed_size
 from stageline.pipeline.program import Queue, QueueName
 
 COPIED = 2**16  # bytes of a sealed message that is copied once more: to make its memory first takes longer
@@ -218,11 +218,4 @@ def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:
         raise BadMessage(f"{sum(map(len, data))} bytes came for tensors of {sum(b.nbytes for b in buffers)} bytes")
     rest = [buffer for buffer in reversed(buffers) if buffer.nbytes]
     for piece in data:
-        content = memoryview(piece)
-        while content:
-            buffer = rest.pop()
-            count = min(len(content), len(buffer))
-            buffer[:count] = content[:count]
-            content = content[count:]
-            if count < len(buffer):
-                rest.append(buffer[count:])
+        pour_into(rest, piece)
