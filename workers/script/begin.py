@@ -173,16 +173,16 @@ def _written(options: LineOptions, placement: Sequence[Sequence[int]]) -> Iterat
         row = ARGUMENTS[name]
         if row.key and value is not None and not (row.needs and given[row.needs] is None):
             for key in (row.key, *row.further):
-                yield from _of_each_worker(key, value, len(placement))
+                yield from _of_each_worker(key, name, value, len(placement))
 
 
-def _of_each_worker(key: str, value: Any, workers: int) -> Iterator[tuple[Key, object]]:
+def _of_each_worker(key: str, name: str, value: Any, workers: int) -> Iterator[tuple[Key, object]]:
     parts = tuple(key.split("."))
     if "N" not in parts:
         yield parts, value
         return
     for worker in range(workers):
-        own = value[worker] if isinstance(value, list) else value
+        own = value[worker] if name in ("placement", "device") and isinstance(value, list) else value
         yield tuple(str(worker) if part == "N" else part for part in parts), own
 
 

@@ -84,6 +84,8 @@ def test_each_worker_may_have_a_device_of_its_own_and_a_list_of_another_length_i
         assert line.step(torch.ones(2, 2), torch.zeros(2, 2)).item() is not None
     with pytest.raises(ModelRefused, match=r"device = \['cpu'\]: there are 2 workers; .* a list with one for each"):
         small(device=["cpu"])
+    with pytest.raises(PlanRefused, match=r"threads = \[1\]: expected a whole number"):  # one number for all workers
+        small(threads=[1])
     with pytest.raises(ModelRefused, match='device = "meta": its tensors have no values'):
         small(device=["cpu", "meta"])
 
