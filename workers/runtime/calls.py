@@ -246,7 +246,8 @@ def answers(program: Program, kind: CallKind) -> tuple[Queue, ...]:
     """Return the queues that bring the script the results of a call of `kind`.
 
     A training step brings the last stage's results alone, so that the script does not wait for the backwards and
-    updates of other workers. Any other call brings the replies of all workers, first that of the worker with the last stage.
+    updates of other workers. Any other call brings the replies of all workers, first that of the worker with the last
+    stage.
     """
     wanted, last = Per.STEP if kind is CallKind.TRAIN else Per.REPLY, program.schedule.owner(program.last)
     found = [queue for queue in program.inbound(program.script) if queue.per is wanted]
