@@ -24,6 +24,7 @@ import structlog
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.model.consent import demand_consent
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences, from_mapping
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.tables import dotted, leaves, nested
@@ -90,6 +91,7 @@ def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Cal
                 raise CannotJoin(f"run {answer.run} is not a script's: start its workers with its plan")
             if imported.files and imported != code:
                 raise CannotJoin(f"the code of run {answer.run} is not that of the run before: start this worker again")
+            demand_consent(plan)
             demand_same_code(plan, code, Path.cwd(), socket.gethostname())
             imported = code  # by this process
             return work(plan)

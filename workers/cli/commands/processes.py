@@ -14,6 +14,7 @@ from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import completion, options
+from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import log_to_stderr, say
 
@@ -36,7 +37,7 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
         "stageline worker examples/digits --broker tcp://10.0.0.4:5600",
         "stageline worker --join tcp://10.0.0.4:7000 --patience 60",
     ),
-    groups={"Run": ("--index", "--name", "--spare"), "Network": ("--broker", "--join", "--patience")},
+    groups={"Run": ("--index", "--name", "--spare", "--allow"), "Network": ("--broker", "--join", "--patience")},
     codes=codes(ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED, ok="the run has finished"),
 )
 @options.config
@@ -68,6 +69,7 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
 @click.option("--standing-in", is_flag=True, hidden=True, help="A worker of another place has started it.")
 @options.lifeline
 @click.option("--sockets", hidden=True, help="Folder for its sockets.")
+@allow
 @click.pass_context
 def worker(
     ctx: click.Context,
@@ -160,7 +162,7 @@ def _work_for_script(
         "stageline broker examples/digits --bind tcp://10.0.0.4:5600",
         "stageline broker examples/digits --run digits-20260131-101500-1f0c --resume",
     ),
-    groups={"Run": ("--run", "--resume"), "Network": ("--bind",)},
+    groups={"Run": ("--run", "--resume", "--allow"), "Network": ("--bind",)},
     codes=codes(
         ExitCode.NO_WORKER,
         ExitCode.SAVED,
@@ -197,6 +199,7 @@ def _work_for_script(
     help="How long the run is, as a RunLength in JSON.",
 )
 @options.lifeline
+@allow
 def broker(
     config: str,
     sets: tuple[str, ...],
@@ -244,6 +247,7 @@ def broker(
 @click.option("--layouts", is_flag=True, help="Also tell what each stage has.")
 @click.option("--costs", is_flag=True, help="Tell what each layer costs instead.")
 @options.lifeline
+@allow
 def trial(
     config: str, sets: tuple[str, ...], mark: str, bound: float, layouts: bool, costs: bool, lifeline: int
 ) -> int:
