@@ -149,7 +149,7 @@ def test_one_who_is_admitted_cannot_speak_in_the_session_of_another() -> None:
 
 
 @dataclass
-class Noted:
+class Unwelcoming:
     """An admission that admits no key, and notes each."""
 
     asked: list[PublicKey] = field(default_factory=list)
@@ -160,7 +160,7 @@ class Noted:
 
 
 def test_a_key_that_is_not_admitted_is_noted_once_it_is_proven_and_told_so() -> None:
-    noted = Noted()
+    noted = Unwelcoming()
     there, here = BrokerBox(BROKER, noted, "run", os.urandom), client()
     borrowed = here.opening[:21] + STRANGER.public.raw + here.opening[53:]  # another's key, without its secret
     assert there.open(PLACE, borrowed) is None
@@ -176,10 +176,10 @@ def test_a_key_that_is_not_admitted_is_noted_once_it_is_proven_and_told_so() -> 
 def test_nobody_else_can_say_that_a_key_is_not_admitted() -> None:
     here, forger = client(), broker(STRANGER, pair=KeyPair.generate())
     own = client(broker=KeyPair.generate())
-    refused = BrokerBox(BROKER, Noted(), "run", os.urandom).open(PLACE, client(STRANGER).opening)
+    refused = BrokerBox(BROKER, Unwelcoming(), "run", os.urandom).open(PLACE, client(STRANGER).opening)
     assert refused is not None
     old = client()
-    recorded = unboxed(BrokerBox(BROKER, Noted(), "run", os.urandom), old.opening).answer
+    recorded = unboxed(BrokerBox(BROKER, Unwelcoming(), "run", os.urandom), old.opening).answer
     for frame in (refused.answer, recorded, recorded[:5] + here.opening[5:21] + recorded[21:], own.opening):
         assert here.open(frame) is None
         assert not here.is_refused
