@@ -7,6 +7,8 @@ Every address that is shown, kept or sent goes through `masked`:
 
     redis://trainer:secret@host:6379/0?ssl_password=more  ->  redis://trainer@host:6379/0
     tcp://desk:7000#k1.<key>.<secret>.<check>             ->  tcp://desk:7000#k1...
+
+An address may end with the public key of what listens there, `tcp://desk:7000#k1.<key>`: such an address is keyed.
 """
 
 import ipaddress
@@ -24,6 +26,7 @@ _TRANSPORTS = "stageline.broker.transports"
 EVERY_INTERFACE = ("0.0.0.0", "[::]", "*")  # noqa: S104 - to be looked for, not bound
 _SECRET = re.compile("pass|pwd|secret|token|auth", re.IGNORECASE)  # in the name of an option after `?`
 _KEYS = re.compile(r"#(k\d+)\.\S*", re.IGNORECASE)  # the part of a join line that has a secret
+_KEYED = re.compile(r"(.*)#(k\d+\.[^#]*)", re.DOTALL)
 _ESCAPE = "write / ? # and @ in a user or password as %2F %3F %23 %40"
 
 
@@ -65,6 +68,11 @@ class Transport:
     def has_free_port(self, url: str) -> bool:
         """Return True if the system chooses the port at `url`, so that others cannot dial it."""
         return False
+
+    def crosses(self, url: str) -> bool:
+        """Return True if what is sent to or from a process at the valid `url` may leave this machine."""
+        host = self.host(url)
+        return bool(host) and is_elsewhere(host.strip("[]"))
 
     def lacking(self, url: str) -> tuple[str, ...]:
         """Return the protections, of "a password" and "TLS", that the server at the valid `url` is used without."""
@@ -121,10 +129,26 @@ def fault(url: str, schemes: Collection[str]) -> str | None:
     return transport_of(url).fault(url) if separator and scheme in schemes else ""
 
 
+def parted(url: str) -> tuple[str, str]:
+    """Return an address without the key that it ends with, and the text of that key: "" for an address without one."""
+    found = _KEYED.fullmatch(url)
+    return (url, "") if found is None else (found[1], found[2])
+
+
 def open_to_others(url: str) -> bool:
     """Return True if a process that listens at `url` can be reached from other machines."""
-    host = host_of(url)
-    return bool(host) and is_elsewhere(host.strip("[]"))
+    return bool(host_of(url)) and transport_of(url).crosses(url)
+
+
+def needs_keys(url: str, *, insecure: bool = False) -> bool:
+    """Return True if a broker at `url`, and those who dial it, have keys: what they say may leave this machine.
+
+    Args:
+        url: Address of the broker, also one of a server at which it is met.
+        insecure: `broker.insecure` of the plan: keys are renounced.
+    """
+    transport = transport_of(url)
+    return not insecure and transport.fault(url) is None and transport.crosses(url)
 
 
 def lacking_protection(url: str) -> tuple[str, ...]:
@@ -143,9 +167,9 @@ def host_of(url: str) -> str:
 
 
 def dialled(url: str, host: str = "127.0.0.1") -> str:
-    """Return `url` as others dial it: `host` stands in place of all interfaces of a machine."""
-    scheme, _, place = url.partition("://")
-    return f"{scheme}://{host}:{place.rpartition(':')[2]}" if host_of(url) in EVERY_INTERFACE else url
+    """Return `url` as others dial it: `host` stands in place of all interfaces of a machine. A key stays at its end."""
+    there = host_of(url)
+    return url.replace(f"://{there}:", f"://{host}:", 1) if there in EVERY_INTERFACE else url
 
 
 def masked(text: str) -> str:

@@ -47,7 +47,7 @@ class ClientChannel(Protocol):
 class ServerChannel(Protocol):
     """The broker's end of all connections."""
 
-    endpoint: str  # where a `ClientChannel` finds it
+    endpoint: str  # where a `ClientChannel` finds it: a keyed address if the channel has keys
 
     def receive(self, timeout: float) -> Sequence[Received] | None:
         """Return the messages that have arrived; wait up to `timeout` seconds for the first.

@@ -7,11 +7,31 @@ from typing import Protocol
 from .pairs import KeyPair, PublicKey
 
 
+class NotReady(Exception):
+    """Answer of an admission that does not know yet who is admitted: a peer dials again."""
+
+
 class Admission(Protocol):
     """Judge of keys, asked at each handshake, by a thread of its own."""
 
     def admits(self, public: PublicKey) -> bool:
-        """Return True if who has the secret of `public` may connect. An answer holds until the connection ends."""
+        """Return True if who has the secret of `public` may connect. An answer holds until the connection ends.
+
+        Raises `NotReady`.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """Keys of what listens at an address.
+
+    Attributes:
+        pair: Pair by which peers know it; its public key stands in the keyed address.
+        admission: Judge of the peers' keys.
+    """
+
+    pair: KeyPair
+    admission: Admission
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
     tcp://desk:7000#k1.<public key of the broker>.<secret of an invitation>.<check>
 
-The check finds mistyped characters; it proves nothing to the broker.
+The check finds mistyped characters; it proves nothing to the broker. Without secret and check, which is what remains
+once a machine has enrolled, this is a keyed address.
 """
 
 import re
@@ -13,9 +14,8 @@ from hashlib import blake2b
 from stageline.broker.errors import BadJoinLine, BadKey
 from stageline.pipeline import addresses
 
-from .pairs import KEY_SIGNS, VERSION, PublicKey, decoded, encoded
+from .pairs import JOIN_SECRET_BYTES, KEY_SIGNS, VERSION, PublicKey, decoded, encoded
 
-JOIN_SECRET_BYTES = 16
 _SECRET_SIGNS = 22
 _CHECK_SIGNS = 6
 _PARTS = (KEY_SIGNS, _SECRET_SIGNS, _CHECK_SIGNS)  # characters of each part after the version
@@ -63,7 +63,8 @@ class JoinLine:
             )
         if len(parts) < len(_PARTS) or any(len(part) < signs for part, signs in zip(parts, _PARTS, strict=False)):
             raise _refusal(line, f"is cut off: {_lacking(parts)}. {_COPY}")
-        if addresses.fault(found["address"], addresses.broker_schemes()) is not None:
+        place, key = addresses.parted(found["address"])
+        if key or addresses.fault(place, addresses.broker_schemes()) is not None:
             raise _refusal(line, f"has no address of a broker before its #, such as tcp://desk:7000. {_COPY}")
         return cls._checked(line, found["address"], parts)
 
@@ -77,6 +78,25 @@ class JoinLine:
             except BadKey as error:
                 raise _refusal(line, f"has a wrong key: {error}") from error
         raise _refusal(line, f"is mistyped: the check at its end does not fit what is before it. {_COPY}")
+
+
+def keyed(address: str, key: PublicKey) -> str:
+    """Return the address, which has no key, with the public `key` of what listens there."""
+    return f"{address}#{key.text}"
+
+
+def split_key(url: str) -> tuple[str, PublicKey | None]:
+    """Return an address without the key that it ends with, and that key; None for an address without one.
+
+    Raises `BadKey`, which shows nothing of what may be a secret.
+    """
+    address, text = addresses.parted(url)
+    if text.count(".") == len(_PARTS):
+        raise BadKey(
+            f"{addresses.masked(url)} is a join line, with a secret at its end, where an address is expected: give it "
+            "to `stageline worker --join`"
+        )
+    return address, PublicKey.parse(text) if text else None
 
 
 def _refusal(line: str, reason: str) -> BadJoinLine:

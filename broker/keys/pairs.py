@@ -14,6 +14,7 @@ from stageline.broker.errors import BadKey
 
 PUBLIC_BYTES = SECRET_BYTES = 32
 VERSION = "k1"
+JOIN_SECRET_BYTES = 16
 KEY_SIGNS = 43  # characters of a key in base64url
 SHORT = 8  # characters of a key that are shown to people
 
@@ -92,6 +93,26 @@ class KeyPair:
 def invite_pair(secret: bytes) -> KeyPair:
     """Return the pair that the `secret` of a join line stands for: the broker and the worker both derive it."""
     return KeyPair.of_secret(blake2b(secret, digest_size=SECRET_BYTES, person=b"stageline invite").digest())
+
+
+def operator_pair(own: KeyPair) -> KeyPair:
+    """Return the pair by which commands of who has the broker's `own` key file speak to that broker."""
+    return KeyPair.of_secret(blake2b(own.secret, digest_size=SECRET_BYTES, person=b"stageline operat").digest())
+
+
+def invitation_secret(own: KeyPair, run: str, serial: int) -> bytes:
+    """Return the secret of an invitation, which a broker derives again as often as it needs it, and does not keep.
+
+    Args:
+        own: Pair of the broker.
+        run: Id of the run.
+        serial: Number of the invitation in the run, from 0 on.
+
+    Returns:
+        16 bytes, for a join line.
+    """
+    place = serial.to_bytes(8, "big") + run.encode()
+    return blake2b(place, key=own.secret, digest_size=JOIN_SECRET_BYTES, person=b"stageline invtn").digest()
 
 
 def encoded(raw: bytes) -> str:

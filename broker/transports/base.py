@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
 from stageline.broker.control.store import KEPT_STEPS, Store
-from stageline.broker.errors import AddressUnusable
+from stageline.broker.errors import AddressUnusable, BadKey
+from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.join_line import split_key
+from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.pipeline.addresses import Transport, masked, transport_of
 
 if TYPE_CHECKING:
@@ -41,18 +44,29 @@ class Backend(Transport):
         """
         raise AddressUnusable(f"{masked(url)} is not an address of queues between processes")
 
-    def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
-        """Return a connection to the broker at `url`. Raises `AddressUnusable`.
+    def open_client(self, url: str, pair: KeyPair | None = None, *, keeps: bool = False) -> ClientChannel:
+        """Return a connection to the broker at `url`.
 
-        With `keeps`, messages sent before the connection is established wait for it.
+        Args:
+            url: Address; a keyed one for a broker with keys.
+            pair: Pair by which the broker knows this process; None for an address without a key.
+            keeps: If True, messages sent before the connection is established wait for it.
+
+        Raises:
+            AddressUnusable: A broker cannot be found at such an address, or the key in it is no key, or goes without a
+                pair, or the pair without a key.
         """
         raise AddressUnusable(f"{masked(url)} is not an address of a broker")
 
-    def open_server(self, url: str) -> ServerChannel:
+    def open_server(self, url: str, keys: ServerKeys | None = None) -> ServerChannel:
         """Return the channel of a broker that listens at `url`.
 
+        Args:
+            url: Address. A key in it is the broker's own.
+            keys: Keys of the broker, whose channel has a keyed address as its `endpoint` then; None: it has none.
+
         Raises:
-            AddressUnusable: A broker cannot be found at such an address.
+            AddressUnusable: A broker cannot be found at such an address, or one with another key.
             EndpointTaken: The address cannot be bound.
             BrokerError: The address is that of a server, which cannot be reached or is not fit.
         """
@@ -97,11 +111,47 @@ def backend_of(url: str) -> Backend:
     return found if isinstance(found, Backend) else _UNKNOWN
 
 
-def open_client(url: str, *, keeps: bool = False) -> ClientChannel:
+def open_client(url: str, pair: KeyPair | None = None, *, keeps: bool = False) -> ClientChannel:
     """Return a connection to the broker at `url`: see `Backend.open_client`."""
-    return backend_of(url).open_client(url, keeps=keeps)
+    return backend_of(url).open_client(url, pair, keeps=keeps)
 
 
-def open_server(url: str) -> ServerChannel:
+def open_server(url: str, keys: ServerKeys | None = None) -> ServerChannel:
     """Return the channel of a broker that listens at `url`: see `Backend.open_server`."""
-    return backend_of(url).open_server(url)
+    return backend_of(url).open_server(url, keys)
+
+
+def key_expected(url: str, pair: KeyPair | None) -> tuple[str, PublicKey | None]:
+    """Return a broker's address without its key, and the key, for a client that has `pair`.
+
+    Raises `AddressUnusable` for a key that is none, and for one of key and pair without the other: nothing is said in
+    clear that is meant to be sealed.
+    """
+    address, key = _split(url)
+    if key is not None and pair is None:
+        raise AddressUnusable(f"cannot use {masked(url)}: the broker there has keys, and this process has none")
+    if key is None and pair is not None:
+        raise AddressUnusable(
+            f"cannot use {masked(url)}: it does not end with the key of the broker, as in tcp://desk:7000#k1.<key>"
+        )
+    return address, key
+
+
+def place_of(url: str, keys: ServerKeys | None) -> str:
+    """Return the address at which a broker with `keys` listens, which is `url` without its key.
+
+    Raises `AddressUnusable` if that is not the broker's key.
+    """
+    address, key = _split(url)
+    own = None if keys is None else keys.pair.public
+    if key not in (None, own):
+        named = "this one has none" if own is None else f"this one's key is {own.text}"
+        raise AddressUnusable(f"cannot listen at {masked(url)}: it ends with the key of another broker; {named}")
+    return address
+
+
+def _split(url: str) -> tuple[str, PublicKey | None]:
+    try:
+        return split_key(url)
+    except BadKey as error:
+        raise AddressUnusable(f"cannot use {masked(url)}: {error}") from error

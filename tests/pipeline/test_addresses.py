@@ -44,6 +44,38 @@ def test_what_is_no_address_has_its_fault_named(url: str, fault: str) -> None:
     assert addresses.fault(url, addresses.queue_schemes()) == fault
 
 
+KEY = "k1.j0DFrbaPJWJK5bIU6nZ6bslNgp09e14a0bpvPiE4KF8"
+
+
+def test_an_address_that_ends_with_a_key_is_an_address_as_it_is_without() -> None:
+    keyed = f"tcp://*:5600#{KEY}"
+    assert addresses.parted(keyed) == ("tcp://*:5600", KEY)
+    assert addresses.parted("redis://host/0#desk") == ("redis://host/0#desk", "")
+    assert addresses.fault(keyed, addresses.broker_schemes()) is None
+    assert addresses.open_to_others(keyed)
+    assert not addresses.open_to_others(f"tcp://127.0.0.1:5600#{KEY}")
+    assert addresses.host_of(keyed) == "*"
+    assert addresses.dialled(keyed, "desk") == f"tcp://desk:5600#{KEY}"
+    assert not addresses.transport_of(keyed).has_free_port(keyed)
+    assert masked(keyed) == "tcp://*:5600#k1..."
+
+
+@pytest.mark.parametrize(
+    ("part", "fault"),
+    [
+        (f"{KEY[:-1]}", "it has 42 characters after k1., expected 43"),
+        (f"k2{KEY[2:]}", "expected k1"),
+        (f"{KEY}.AAECAwQFBgcICQoLDA0ODw.abcdef", "is a join line"),
+        ("desk", "tcp:// goes with a host and a port"),
+    ],
+)
+def test_an_address_that_ends_with_no_key_has_its_fault_named_and_shows_no_secret(part: str, fault: str) -> None:
+    found = addresses.fault(f"tcp://desk:5600#{part}", addresses.broker_schemes())
+    assert found is not None
+    assert fault in found
+    assert part[8:] not in found or part == "desk"
+
+
 @pytest.mark.parametrize(
     ("url", "is_open"),
     [
@@ -58,6 +90,26 @@ def test_what_is_no_address_has_its_fault_named(url: str, fault: str) -> None:
 )
 def test_only_an_address_beyond_the_loopback_is_open_to_others(url: str, is_open: bool) -> None:
     assert addresses.open_to_others(url) is is_open
+
+
+@pytest.mark.parametrize(
+    ("url", "needed"),
+    [
+        ("tcp://*:5600", True),
+        (f"tcp://desk:5600#{KEY}", True),
+        ("tcp://[::1]:5600", False),
+        ("ipc:///tmp/x", False),
+        ("unix:///run/redis.sock", False),
+        ("redis://127.0.0.1:6379/0#desk", False),
+        ("redis://10.0.0.9:6379/0#desk", True),
+        ("rediss://:secret@redis.example", True),
+        ("redis://:6379/0", False),
+        ("sqlite", False),
+    ],
+)
+def test_a_broker_that_others_can_reach_needs_keys_unless_they_are_renounced(url: str, needed: bool) -> None:
+    assert addresses.needs_keys(url) is needed
+    assert not addresses.needs_keys(url, insecure=True)
 
 
 @pytest.mark.parametrize(

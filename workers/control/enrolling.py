@@ -8,8 +8,8 @@ from stageline.broker.errors import ForeignMessage, NotEnrolled
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
 from stageline.broker.keys.join_line import JoinLine
 from stageline.broker.keys.pairs import KeyPair, invite_pair
+from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.sockets.curve import CurveClient
-from stageline.broker.transports.sockets.handshakes import KeyRefusal
 from stageline.broker.transports.sockets.zeromq_channel import ZeroMQClientChannel
 
 REPEAT = 0.5  # seconds after which an enrolment without an answer is sent again

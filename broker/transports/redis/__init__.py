@@ -13,8 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
 from stageline.broker.control.store import KEPT_STEPS, Store
-from stageline.broker.transports.base import Backend
-from stageline.pipeline.addresses import is_elsewhere, register, unclear_password
+from stageline.broker.errors import AddressUnusable
+from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.transports.base import Backend, key_expected, place_of
+from stageline.pipeline.addresses import is_elsewhere, masked, register, unclear_password
 
 if TYPE_CHECKING:
     from stageline.broker.queues.base import WorkerQueues
@@ -44,13 +47,18 @@ class RedisBackend(Backend):
             return f"what follows the host, {parts.path!r}, is not the number of a database"
         return None
 
+    def crosses(self, url: str) -> bool:
+        """Return True if the server at the valid `url` may be on another machine."""
+        parts = urlsplit(url)
+        return parts.scheme != "unix" and is_elsewhere(parts.hostname or "")
+
     def lacking(self, url: str) -> tuple[str, ...]:
         """Return the protections, of "a password" and "TLS", that the server at the valid `url` is used without.
 
         Nothing is lacking for a Unix socket or a loopback address. A client certificate counts as a password.
         """
         parts = urlsplit(url)
-        if parts.scheme == "unix" or not is_elsewhere(parts.hostname or ""):
+        if not self.crosses(url):
             return ()
         is_encrypted = parts.scheme == "rediss"
         proofs = ("password", "ssl_certfile") if is_encrypted else ("password",)
@@ -65,20 +73,26 @@ class RedisBackend(Backend):
 
         return RedisQueues(run, incarnation, url, options, since=since)
 
-    def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
-        """Return a connection to the broker at `url`. Raises `AddressUnusable`.
+    def open_client(self, url: str, pair: KeyPair | None = None, *, keeps: bool = False) -> ClientChannel:
+        """Return a connection to the broker at `url`, as `Backend.open_client`.
 
         `keeps` makes no difference: a message to a server that is away is lost.
         """
         from .channel import RedisClientChannel
 
-        return RedisClientChannel(url)
+        address, key = key_expected(url, pair)
+        _demand_none(key, url)
+        return RedisClientChannel(address)
 
-    def open_server(self, url: str) -> ServerChannel:
-        """Return the channel of a broker at the server. Raises `EndpointTaken`, `RedisUnfit` and `RedisAway`."""
+    def open_server(self, url: str, keys: ServerKeys | None = None) -> ServerChannel:
+        """Return the channel of a broker at the server, as `Backend.open_server`.
+
+        Raises `AddressUnusable`, `EndpointTaken`, `RedisUnfit` and `RedisAway`.
+        """
         from .channel import RedisServerChannel
 
-        return RedisServerChannel(url)
+        _demand_none(keys, url)
+        return RedisServerChannel(place_of(url, keys))
 
     def open_store(
         self, url: str, run: str, patience: float, waiting: Callable[[str], None], *, kept_steps: int = KEPT_STEPS
@@ -110,6 +124,12 @@ class RedisBackend(Backend):
         from .entries import prefix
 
         return f"redis-cli --scan --pattern '{prefix(run)}*' | grep -v :store: | xargs redis-cli unlink"
+
+
+def _demand_none(keys: object, url: str) -> None:
+    """Raise `AddressUnusable` if there are keys: nothing may go in clear that is meant to be sealed."""
+    if keys is not None:
+        raise AddressUnusable(f"cannot use {masked(url)}: a broker that is met at a Redis server has no keys yet")
 
 
 register(RedisBackend())

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
-from stageline.broker.transports.base import Backend
-from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, register
+from stageline.broker.errors import BadKey
+from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.join_line import split_key
+from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.transports.base import Backend, key_expected, place_of
+from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, parted, register
 
 if TYPE_CHECKING:
     from stageline.broker.queues.base import WorkerQueues
@@ -52,17 +56,22 @@ class _ZeroMQBackend(Backend):
 
         return ZeroMQQueues(run, incarnation, self._bound(url, folder), options)
 
-    def open_client(self, url: str, *, keeps: bool = False) -> ClientChannel:
+    def open_client(self, url: str, pair: KeyPair | None = None, *, keeps: bool = False) -> ClientChannel:
         """Return a connection to the broker at `url`, as `Backend.open_client`."""
+        from .curve import CurveClient
         from .zeromq_channel import ZeroMQClientChannel
 
-        return ZeroMQClientChannel(url, keeps=keeps)
+        address, key = key_expected(url, pair)
+        curve = None if pair is None or key is None else CurveClient(pair, key)
+        return ZeroMQClientChannel(address, curve, keeps=keeps)
 
-    def open_server(self, url: str) -> ServerChannel:
+    def open_server(self, url: str, keys: ServerKeys | None = None) -> ServerChannel:
         """Return the channel of a broker that listens at `url`, as `Backend.open_server`."""
+        from .curve import CurveServer
         from .zeromq_channel import ZeroMQServerChannel
 
-        return ZeroMQServerChannel(url)
+        curve = None if keys is None else CurveServer(keys.pair, keys.admission)
+        return ZeroMQServerChannel(place_of(url, keys), curve)
 
     def listens(self, url: str) -> bool:
         """Return False if no process listens at `url`; True if one does, or only an answer can tell."""
@@ -108,7 +117,11 @@ class TcpBackend(_ZeroMQBackend):
 
     def fault(self, url: str) -> str | None:
         """Return why `url` is not a valid address, of a host and a port or ports from-to; None if it is valid."""
-        found = _TCP.fullmatch(url.removeprefix("tcp://"))
+        try:
+            address, _ = split_key(url)
+        except BadKey as error:
+            return str(error)
+        found = _TCP.fullmatch(address.removeprefix("tcp://"))
         if found is None:
             return "tcp:// goes with a host and a port"
         first, last = found["port"], found["last"]
@@ -120,11 +133,11 @@ class TcpBackend(_ZeroMQBackend):
 
     def host(self, url: str) -> str:
         """Return the part of `url` between scheme and port, an IPv6 address in its brackets."""
-        return url.removeprefix("tcp://").rpartition(":")[0]
+        return parted(url)[0].removeprefix("tcp://").rpartition(":")[0]
 
     def has_free_port(self, url: str) -> bool:
         """Return True if the port of `url` is 0, *, one of a range, or missing."""
-        port = url.rpartition(":")[2]
+        port = _port(url)
         return port.strip("0") in ("", "*") or "-" in port
 
     def hides(self, url: str) -> bool:
@@ -132,9 +145,13 @@ class TcpBackend(_ZeroMQBackend):
         return "@" in url
 
     def _probe(self, url: str) -> None:
-        host, port = self.host(url), url.rpartition(":")[2]
+        host = self.host(url)
         host = "127.0.0.1" if host in EVERY_INTERFACE else host.strip("[]")
-        socket.create_connection((host, int(port)), timeout=_CONNECTING).close()
+        socket.create_connection((host, int(_port(url))), timeout=_CONNECTING).close()
+
+
+def _port(url: str) -> str:
+    return parted(url)[0].rpartition(":")[2]
 
 
 for _each in (ShmBackend(), IpcBackend(), TcpBackend()):

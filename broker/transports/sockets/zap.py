@@ -1,7 +1,7 @@
 """Answers to ZeroMQ, which asks at each handshake if a key may connect (ZAP, https://rfc.zeromq.org/spec/27/).
 
     peer ──handshake──> ZeroMQ's I/O thread ──inproc://zeromq.zap.01──> thread "zap" ──> Admission.admits
-                                             <── 200 and User-Id, or 400
+                                             <── 200 and User-Id, 400, or 300: not ready
 
 A context has one such thread. If it dies, each later handshake fails: its socket is closed with it, and sockets that
 enforce a domain refuse every peer then (libzmq 4.3.5). Without an answer a connection ends after `zmq.HANDSHAKE_IVL`.
@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 import zmq
 
-from stageline.broker.keys.admission import Admission
+from stageline.broker.keys.admission import Admission, NotReady
 from stageline.broker.keys.pairs import PUBLIC_BYTES, PublicKey
 
 DOMAIN = b"stageline"
@@ -53,6 +53,8 @@ def _answer(request: Sequence[bytes], admission: Admission) -> Sequence[bytes]:
         try:
             if admission.admits(public):
                 status, user = _ADMITTED, public.text.encode()
+        except NotReady:
+            status = _LATER
         except Exception:  # of an admission that reads what the broker keeps
             log.exception("a bug in stageline: a key could not be judged")
             status = _LATER

@@ -9,6 +9,7 @@ import zmq
 
 from stageline.broker.control.channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received
 from stageline.broker.errors import AddressUnusable
+from stageline.broker.keys.join_line import keyed
 from stageline.pipeline.addresses import masked
 
 from .bind import connect, listening
@@ -149,7 +150,10 @@ class ZeroMQServerChannel:
     """`ServerChannel` of a broker that listens at a ZeroMQ address."""
 
     def __init__(self, url: str, curve: CurveServer | None = None) -> None:
-        """Listen at `url`, with the keys of `curve` unless that is None. Raises `EndpointTaken`."""
+        """Listen at `url`, with the keys of `curve` unless that is None: `endpoint` is keyed then.
+
+        Raises `EndpointTaken`.
+        """
         context = zmq.Context()
         self._router = open_keyed(context, zmq.ROUTER, _ROUTER_OPTIONS, curve)
         self._sources: dict[bytes, int] = {}  # the connection of each sender in the last batch
@@ -161,7 +165,8 @@ class ZeroMQServerChannel:
             cleanup.callback(self._router.close)
             self._guard = guarded(context, self._router, url, LARGEST, curve)
             cleanup.callback(self._guard.close)
-            self.endpoint = cleanup.enter_context(listening(self._router, url))
+            endpoint = cleanup.enter_context(listening(self._router, url))
+            self.endpoint = endpoint if curve is None else keyed(endpoint, curve.pair.public)
             self._resources = cleanup.pop_all()
 
     def receive(self, timeout: float) -> Sequence[Received]:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stageline.broker.errors import BadJoinLine
-from stageline.broker.keys.join_line import JoinLine
+from stageline.broker.errors import BadJoinLine, BadKey
+from stageline.broker.keys.join_line import JoinLine, keyed, split_key
 from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.addresses import all_masked, masked
 
@@ -24,7 +24,7 @@ def refusal(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://desk:7000", "tcp://[::1]:7000", "ipc:///tmp/x", "redis://host/0#k1", "redis://host/0#k1.a.b"]
+    "address", ["tcp://desk:7000", "tcp://[::1]:7000", "ipc:///tmp/x", "redis://host/0#k1", "redis://host/0#k1a.b"]
 )
 @given(secret=st.binary(min_size=16, max_size=16))
 def test_a_line_is_read_from_its_text(address: str, secret: bytes) -> None:
@@ -93,3 +93,16 @@ def test_the_secret_of_a_line_is_shown_nowhere() -> None:
     assert all_masked(["worker", "--join", LINE.text]) == ["worker", "--join", masked(LINE.text)]
     assert masked(JoinLine("redis://a:b@host/0#run", BROKER, bytes(16)).text) == "redis://a@host/0#run#k1..."
     assert SECRET not in masked(f"worker --join '{LINE.text}' ended")
+
+
+@pytest.mark.parametrize("address", ["tcp://desk:7000", "tcp://[::1]:7000", "redis://host/0#desk", "tcp://*:5600-5609"])
+def test_an_address_with_a_key_is_parted_into_both(address: str) -> None:
+    assert split_key(keyed(address, BROKER)) == (address, BROKER)
+    assert split_key(address) == (address, None)
+
+
+def test_a_join_line_is_no_address_and_its_secret_is_not_shown() -> None:
+    with pytest.raises(BadKey, match=r"tcp://desk:7000#k1\.\.\. is a join line, .* --join") as raised:
+        split_key(LINE.text)
+    assert SECRET not in str(raised.value)
+    assert "has no address" in refusal(JoinLine(keyed("tcp://desk:7000", BROKER), BROKER, bytes(16)).text)

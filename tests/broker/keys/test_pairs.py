@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from stageline.broker.errors import BadKey
-from stageline.broker.keys.pairs import KeyPair, PublicKey, invite_pair
+from stageline.broker.keys.pairs import KeyPair, PublicKey, invitation_secret, invite_pair, operator_pair
 
 SECRETS = st.binary(min_size=32, max_size=32)
 KEY = KeyPair.of_secret(bytes(range(32))).public.text
@@ -89,3 +89,22 @@ def test_a_secret_that_is_taken_for_a_key_is_not_shown_whole() -> None:
     with pytest.raises(BadKey) as raised:
         PublicKey.parse(secret)
     assert secret[12:] not in str(raised.value)
+
+
+@given(SECRETS)
+def test_an_operator_has_another_key_than_the_broker_and_the_same_each_time(secret: bytes) -> None:
+    own = KeyPair.of_secret(secret)
+    assert operator_pair(own) == operator_pair(own)
+    assert operator_pair(own).public != own.public
+
+
+@given(SECRETS)
+def test_an_invitations_secret_is_that_of_one_broker_one_run_and_one_number(secret: bytes) -> None:
+    own, other = KeyPair.of_secret(secret), KeyPair.of_secret(bytes(each ^ 255 for each in secret))
+    made = invitation_secret(own, "run", 0)
+    assert (len(made), invitation_secret(own, "run", 0)) == (16, made)
+    assert made not in (
+        invitation_secret(own, "run", 1),
+        invitation_secret(own, "run2", 0),
+        invitation_secret(other, "run", 0),
+    )

@@ -15,6 +15,7 @@ from stageline.broker.keys.pairs import KeyPair, invite_pair
 from stageline.broker.keys.register import Invitation, KeyRegister
 from stageline.broker.transports.sockets.curve import CurveServer
 from stageline.broker.transports.sockets.zeromq_channel import ZeroMQServerChannel
+from stageline.pipeline.addresses import parted
 from stageline.workers.control.enrolling import enrol
 
 SECRET = bytes(range(16))
@@ -38,7 +39,7 @@ def broker(register: KeyRegister, pair: KeyPair | None) -> Iterator[str]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield channel.endpoint
+        yield parted(channel.endpoint)[0]
     finally:
         ended.set()
         thread.join()

@@ -13,38 +13,42 @@ import pytest
 import zmq
 from structlog.testing import capture_logs
 
-from stageline.broker.errors import EndpointTaken
-from stageline.broker.keys.admission import Admission, QueueKeys
+from stageline.broker.control.channel import ClientChannel, ServerChannel
+from stageline.broker.errors import AddressUnusable, EndpointTaken
+from stageline.broker.keys.admission import Admission, NotReady, QueueKeys, ServerKeys
+from stageline.broker.keys.join_line import keyed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.transports.base import backend_of, open_client, open_server
 from stageline.broker.transports.sockets import zeromq_channel, zeromq_queues
 from stageline.broker.transports.sockets.curve import CurveClient, CurveServer
-from stageline.broker.transports.sockets.zeromq_channel import ZeroMQClientChannel, ZeroMQServerChannel
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
+from stageline.pipeline.addresses import parted
 from support.byte_tap import ByteTap, recorded
 from support.control_channels import PATIENCE, received, send
 from support.keyed import BROKER, KEYS, STRANGER, WORKER, Admitted
 from support.queue_pair import wait_for
 from support.zeromq_queues import line_of, worker
 
+KEYS_OF_BROKER = ServerKeys(BROKER, Admitted())
 LOOPBACK = "tcp://127.0.0.1:0"
 
 
 @contextmanager
-def serving(admission: Admission) -> Iterator[ZeroMQServerChannel]:
-    with closing(ZeroMQServerChannel(LOOPBACK, CurveServer(BROKER, admission))) as server:
+def serving(admission: Admission) -> Iterator[ServerChannel]:
+    with closing(open_server(LOOPBACK, ServerKeys(BROKER, admission))) as server:
         yield server
 
 
 @pytest.fixture
-def server() -> Iterator[ZeroMQServerChannel]:
+def server() -> Iterator[ServerChannel]:
     with serving(Admitted()) as server:
         yield server
 
 
 @contextmanager
-def dialling(endpoint: str, pair: KeyPair = WORKER, broker: KeyPair = BROKER) -> Iterator[ZeroMQClientChannel]:
-    with closing(ZeroMQClientChannel(endpoint, CurveClient(pair, broker.public), keeps=True)) as client:
+def dialling(endpoint: str, pair: KeyPair = WORKER, broker: KeyPair = BROKER) -> Iterator[ClientChannel]:
+    with closing(open_client(keyed(parted(endpoint)[0], broker.public), pair, keeps=True)) as client:
         yield client
 
 
@@ -52,7 +56,7 @@ def queues_at(url: str) -> ZeroMQQueues:
     return ZeroMQQueues("run", 1, url, QueueOptions(keys=KEYS))
 
 
-def refusal(client: ZeroMQClientChannel) -> str:
+def refusal(client: ClientChannel) -> str:
     until = monotonic() + PATIENCE
     while not (found := client.refusal):
         assert monotonic() < until, "no refusal"
@@ -60,7 +64,7 @@ def refusal(client: ZeroMQClientChannel) -> str:
 
 
 def test_messages_pass_between_keys_that_know_each_other_and_the_sender_is_known_by_its_key(
-    server: ZeroMQServerChannel,
+    server: ServerChannel,
 ) -> None:
     with dialling(server.endpoint) as client:
         send(client, b"hello")
@@ -72,14 +76,37 @@ def test_messages_pass_between_keys_that_know_each_other_and_the_sender_is_known
         assert client.refusal == ""
 
 
+def test_a_broker_with_keys_is_found_at_a_keyed_address_and_listens_there_again() -> None:
+    with serving(Admitted()) as server:
+        address = server.endpoint
+        assert address == f"{parted(address)[0]}#{BROKER.public.text}"
+        assert backend_of(address).listens(address)
+    assert not backend_of(address).listens(address)
+    with closing(open_server(address, KEYS_OF_BROKER)) as server:
+        assert server.endpoint == address
+
+
+def test_an_address_with_a_key_and_a_process_without_one_do_not_go_together() -> None:
+    address = f"tcp://127.0.0.1:5600#{BROKER.public.text}"
+    with pytest.raises(AddressUnusable, match="this process has none"):
+        open_client(address)
+    with pytest.raises(AddressUnusable, match=r"tcp://127\.0\.0\.1:5600: it does not end with the key"):
+        open_client("tcp://127.0.0.1:5600", WORKER)
+    with pytest.raises(AddressUnusable, match="it begins with 'k2', expected k1"):
+        open_client("tcp://127.0.0.1:5600#k2.abc", WORKER)
+    for keys, named in [(None, "this one has none"), (ServerKeys(WORKER, Admitted()), WORKER.public.text)]:
+        with pytest.raises(AddressUnusable, match=f"the key of another broker; .*{named}"):
+            open_server(address, keys)
+
+
 def test_without_keys_no_sender_has_one() -> None:
-    with closing(ZeroMQServerChannel(LOOPBACK)) as server, closing(ZeroMQClientChannel(server.endpoint)) as client:
+    with closing(open_server(LOOPBACK)) as server, closing(open_client(server.endpoint)) as client:
         send(client, b"hello")
         [(sender, _)] = received(server)
         assert server.key_of(sender) == ""
 
 
-def test_a_key_that_is_not_admitted_is_told_so_and_says_nothing(server: ZeroMQServerChannel) -> None:
+def test_a_key_that_is_not_admitted_is_told_so_and_says_nothing(server: ServerChannel) -> None:
     with dialling(server.endpoint, STRANGER) as stranger, dialling(server.endpoint) as client:
         stranger.send(b"let me in")
         assert refusal(stranger) == "not admitted"
@@ -121,7 +148,7 @@ def test_a_key_that_is_revoked_loses_its_connection_and_another_keeps_its_place(
         assert received(server, 1, patience=0.3) == []
 
 
-def test_a_broker_with_another_key_is_told_from_one_that_is_away(server: ZeroMQServerChannel) -> None:
+def test_a_broker_with_another_key_is_told_from_one_that_is_away(server: ServerChannel) -> None:
     with dialling(server.endpoint, broker=STRANGER) as client:
         assert refusal(client) == "another broker's key"
         assert not client.renewed()
@@ -147,7 +174,7 @@ def test_a_tunnel_whose_broker_is_away_is_no_broker_with_another_key() -> None:
 
 
 def test_a_broker_without_keys_is_named_and_gets_no_message() -> None:
-    with closing(ZeroMQServerChannel(LOOPBACK)) as server, dialling(server.endpoint) as client:
+    with closing(open_server(LOOPBACK)) as server, dialling(server.endpoint) as client:
         client.send(b"hello")
         assert refusal(client) == "no keys there"
         assert server.receive(0) == []
@@ -165,8 +192,8 @@ def test_another_program_at_the_address_has_no_keys(said: bytes) -> None:
         assert refusal(client) == "no keys there"
 
 
-def test_a_client_without_keys_learns_that_they_are_needed(server: ZeroMQServerChannel) -> None:
-    with closing(ZeroMQClientChannel(server.endpoint, keeps=True)) as client:
+def test_a_client_without_keys_learns_that_they_are_needed(server: ServerChannel) -> None:
+    with closing(open_client(parted(server.endpoint)[0], keeps=True)) as client:
         client.send(b"hello")
         assert refusal(client) == "keys needed there"
         assert server.receive(0) == []
@@ -207,21 +234,25 @@ def test_a_dead_thread_admits_nobody_and_ends_no_connection() -> None:
 class Failing(Admitted):
     """An admission that fails at its first question."""
 
-    failed = False
+    def __init__(self, reason: Exception) -> None:
+        super().__init__()
+        self._reasons = [reason]
 
     def admits(self, public: PublicKey) -> bool:
-        if not self.failed:
-            self.failed = True
-            raise OSError("the disk is away")
+        if self._reasons:
+            raise self._reasons.pop()
         return super().admits(public)
 
 
-def test_a_key_that_could_not_be_judged_is_judged_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("reason", "is_bug"), [(OSError("the disk is away"), True), (NotReady(), False)])
+def test_a_key_that_could_not_be_judged_is_judged_again(
+    reason: Exception, is_bug: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(zeromq_channel._ROUTER_OPTIONS, zmq.HANDSHAKE_IVL, 50)
-    with capture_logs() as logged, serving(Failing()) as server, dialling(server.endpoint) as client:
+    with capture_logs() as logged, serving(Failing(reason)) as server, dialling(server.endpoint) as client:
         send(client, b"hello")
         assert [message for _, message in received(server)] == [b"hello"]
-    assert any(line["log_level"] == "error" for line in logged)
+    assert any(line["log_level"] == "error" for line in logged) is is_bug
 
 
 @pytest.mark.parametrize(("size", "arrives"), [(1000, True), (1001, False)])
@@ -284,9 +315,9 @@ def test_a_consumer_whose_key_is_revoked_gets_no_more_messages(stack: ExitStack)
     assert line.consumer.inbound(line.key).take(0.3) is None
 
 
-@pytest.mark.parametrize("open_at", [partial(ZeroMQServerChannel, curve=CurveServer(BROKER, Admitted())), queues_at])
+@pytest.mark.parametrize("open_at", [partial(open_server, keys=KEYS_OF_BROKER), queues_at])
 def test_an_address_that_is_taken_leaves_no_thread(open_at: Callable[[str], Any]) -> None:
-    with closing(ZeroMQServerChannel(LOOPBACK)) as other:
+    with closing(open_server(LOOPBACK)) as other:
         with pytest.raises(EndpointTaken):
             open_at(other.endpoint)
         for thread in threads("zap"):
@@ -294,25 +325,25 @@ def test_an_address_that_is_taken_leaves_no_thread(open_at: Callable[[str], Any]
         assert threads("zap") == []
 
 
-@pytest.mark.parametrize("keyed", [True, False])
-def test_nothing_that_is_said_passes_in_clear(keyed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_keys", [True, False])
+def test_nothing_that_is_said_passes_in_clear(has_keys: bool, tmp_path: Path) -> None:
     said = b"the patient's name"
-    curve = CurveServer(BROKER, Admitted()) if keyed else None
     with ExitStack() as stack:
-        server = stack.enter_context(closing(ZeroMQServerChannel(LOOPBACK, curve)))
-        tap = stack.enter_context(ByteTap(server.endpoint, tmp_path))
-        mine = CurveClient(WORKER, BROKER.public) if keyed else None
-        client = stack.enter_context(closing(ZeroMQClientChannel(tap.endpoint, mine, keeps=True)))
+        server = stack.enter_context(closing(open_server(LOOPBACK, KEYS_OF_BROKER if has_keys else None)))
+        tap = stack.enter_context(ByteTap(parted(server.endpoint)[0], tmp_path))
+        client = stack.enter_context(
+            dialling(tap.endpoint) if has_keys else closing(open_client(tap.endpoint, keeps=True))
+        )
         send(client, said)
         [(sender, _)] = received(server)
         server.send([(sender, said)])
         assert client.receive(PATIENCE) == said
     streams = recorded(tmp_path)
-    assert [said in stream for stream in streams] == 2 * [not keyed]
+    assert [said in stream for stream in streams] == 2 * [not has_keys]
     assert not any(WORKER.public.raw in stream for stream in streams)  # nor who it is
 
 
 def test_a_secret_is_in_no_representation_of_keys() -> None:
-    shown = f"{CurveServer(BROKER, Admitted())!r} {CurveClient(WORKER, BROKER.public)!r}"
+    shown = f"{KEYS_OF_BROKER!r} {CurveServer(BROKER, Admitted())!r} {CurveClient(WORKER, BROKER.public)!r}"
     assert repr(BROKER.secret)[2:-1] not in shown
     assert repr(WORKER.secret)[2:-1] not in shown
