@@ -91,7 +91,7 @@ class OpenGate:
         return received
 
 
-class Gate:
+class KeyGate:
     """Gate of a broker with keys."""
 
     def __init__(

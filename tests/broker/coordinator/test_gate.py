@@ -19,7 +19,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode
 from stageline.broker.control.store import Fact, MemoryStore, StoreUnusable
-from stageline.broker.coordinator.gate import ANSWERED, KEYS, Gate, OpenGate, Sorted
+from stageline.broker.coordinator.gate import ANSWERED, KEYS, KeyGate, OpenGate, Sorted
 from stageline.broker.coordinator.rights import RIGHTS_FOR
 from stageline.broker.coordinator.state import EventLog
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
@@ -45,7 +45,7 @@ class Entrance:
     def __init__(self, store: MemoryStore | None = None) -> None:
         self.register, self.store, self.events = KeyRegister(), store or MemoryStore(), EventLog()
         self.register.invite(Invitation(INVITED.text, ends=NOW + 60, name="lab"))
-        self.gate = Gate(self.register, self.store, RUN, OPERATOR, lambda serial: key(100 + serial), self.events)
+        self.gate = KeyGate(self.register, self.store, RUN, OPERATOR, lambda serial: key(100 + serial), self.events)
 
     def brings(self, *frames: tuple[PublicKey, bytes], now: float = NOW) -> Sorted:
         received: list[Received] = [(b"%d" % place, frame) for place, (_, frame) in enumerate(frames)]
