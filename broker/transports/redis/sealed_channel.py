@@ -1,5 +1,6 @@
 """Channels whose messages travel in boxes (`broker/keys/box.py`), over any channel that others may read and write."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -9,8 +10,13 @@ import structlog
 
 from stageline.broker.control.channel import ClientChannel, Envelope, Received, ServerChannel
 from stageline.broker.errors import AddressUnusable
+from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.box import BrokerBox, ClientBox
+from stageline.broker.keys.join_line import keyed
+from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.keys.refusal import KeyRefusal
+
+from .channel import RedisClientChannel, RedisServerChannel, broker_name
 
 REPEAT = 0.5  # seconds after which an opening without a reply is sent again
 UNCLEAR = 3  # openings without a reply, after which what is at the address is believed to be no broker for these keys
@@ -69,8 +75,9 @@ class SealedClientChannel:
         while True:
             self._note_broker()
             self._ask()
-            left = max(until - self._clock(), 0.0)
-            frame = self._channel.receive(min(left, REPEAT) if self._box.opening else left)
+            left = until - self._clock()
+            due = self._asked + REPEAT - self._clock()
+            frame = self._channel.receive(max(min(left, due) if self._box.opening else left, 0.0))
             message = None if frame is None else self._opened(frame)
             if message is not None or self._clock() >= until:
                 return message
@@ -184,3 +191,25 @@ class SealedServerChannel:
                 "without keys or with another run's, or a process between changes what passes. Others are counted, "
                 "and not logged",
             )
+
+
+def sealed_client(address: str, pair: KeyPair, key: PublicKey) -> SealedClientChannel:
+    """Return the channel of a client through a Redis server.
+
+    Args:
+        address: Address of the broker, without its key.
+        pair: Pair of the client.
+        key: Key of the broker.
+
+    Raises:
+        AddressUnusable: The address is malformed.
+    """
+    box = ClientBox(pair, key, broker_name(address), os.urandom)
+    return SealedClientChannel(RedisClientChannel(address, key), box)
+
+
+def sealed_server(address: str, keys: ServerKeys) -> SealedServerChannel:
+    """Return the channel of a broker with keys through a Redis server, as `RedisServerChannel` at this address."""
+    box = BrokerBox(keys.pair, keys.admission, broker_name(address), os.urandom)
+    public = keys.pair.public
+    return SealedServerChannel(RedisServerChannel(address, public), box, keyed(address, public))

@@ -165,7 +165,7 @@ def test_a_broker_that_was_started_again_gets_another_session_and_nothing_of_bef
     assert client.renewed()
     client.send(b"hello again")
     again.receive(0)
-    client.receive(0)
+    client.receive(REPEAT)
     assert client.renewed()
     assert messages(again)[-1] == b"hello again"
 
