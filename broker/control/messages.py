@@ -4,7 +4,7 @@ The encoding is in `protocol.py`, the records that messages contain in `records.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined
     broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Stop, Refused
-    command -> broker   Ask, StopRun; a supervisor also Exited
+    command -> broker   Ask, StopRun, KeyOrder; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
@@ -19,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 
+from stageline.broker.keys.orders import KeyOrder
 from stageline.pipeline.program import Queue
 
 from .records import (
@@ -35,7 +36,7 @@ from .records import (
     WorkerRecord,
 )
 
-CONTROL_VERSION = 13
+CONTROL_VERSION = 14
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, from which on no other step is added
 MOST_ROUNDS = 500  # of evaluation, in one report
@@ -318,7 +319,7 @@ class Ask(_ControlMessage, frozen=True, tag="ask"):
     """A command's query.
 
     Attributes:
-        what: "status", "queues", "story", "why", "timetable" or "join".
+        what: "status", "queues", "story", "why", "timetable", "join" or "keys".
         of: The query's parameters, by name.
     """
 
@@ -362,5 +363,5 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
     facts: dict[str, object]
 
 
-ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Exited | Ask | StopRun
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Exited | Ask | StopRun | KeyOrder
 FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | Stop | Refused | Answer

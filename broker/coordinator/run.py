@@ -14,6 +14,7 @@ from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import Fact, Store
 from stageline.broker.errors import BrokerError
+from stageline.broker.keys.access import OPEN, Access
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.pipeline.evaluation import Criterion
@@ -194,6 +195,7 @@ class RunConfig:
         earlier: The run that this one goes on from in another layout; its stages begin at no step below.
         supervised: True if the process that started the broker starts it again. It starts the workers again too, unless
             they join by a script's names.
+        access: The keys of those who may speak to the broker.
     """
 
     name: str
@@ -214,6 +216,7 @@ class RunConfig:
     keeps_best: bool = False  # the checkpoint of the best round
     supervised: bool = False
     schedule_memory: int | None = None  # bytes that a worker may take, in a run that chooses its schedule
+    access: Access = OPEN
 
     @property
     def placement(self) -> Placement:

@@ -122,17 +122,17 @@ def open_server(url: str, keys: ServerKeys | None = None) -> ServerChannel:
 
 
 def key_expected(url: str, pair: KeyPair | None) -> tuple[str, PublicKey | None]:
-    """Return a broker's address without its key, and the key, for a client that has `pair`.
+    """Return an address without its key, and the key, for a process that has `pair` and dials it.
 
     Raises `AddressUnusable` for a key that is none, and for one of key and pair without the other: nothing is said in
     clear that is meant to be sealed.
     """
     address, key = _split(url)
     if key is not None and pair is None:
-        raise AddressUnusable(f"cannot use {masked(url)}: the broker there has keys, and this process has none")
+        raise AddressUnusable(f"cannot use {masked(url)}: what listens there has a key, and this process has none")
     if key is None and pair is not None:
         raise AddressUnusable(
-            f"cannot use {masked(url)}: it does not end with the key of the broker, as in tcp://desk:7000#k1.<key>"
+            f"cannot use {masked(url)}: it does not end with the key of what listens there, as in tcp://desk:7000#k1.<key>"
         )
     return address, key
 

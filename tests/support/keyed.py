@@ -18,4 +18,4 @@ class Admitted:
         return public in [pair.public for pair in self.pairs]
 
 
-KEYS = QueueKeys(WORKER, Admitted(), lambda endpoint: WORKER.public)  # of workers of one party
+KEYS = QueueKeys(WORKER, Admitted())  # of workers of one party

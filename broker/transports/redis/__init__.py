@@ -46,13 +46,18 @@ class RedisBackend(Backend):
             return f"what follows the host, {parts.path!r}, is not the number of a database"
         return None
 
+    def crosses(self, url: str) -> bool:
+        """Return True if the server at the valid `url` may be on another machine."""
+        parts = urlsplit(url)
+        return parts.scheme != "unix" and is_elsewhere(parts.hostname or "")
+
     def lacking(self, url: str) -> tuple[str, ...]:
         """Return the protections, of "a password" and "TLS", that the server at the valid `url` is used without.
 
         Nothing is lacking for a Unix socket or a loopback address. A client certificate counts as a password.
         """
         parts = urlsplit(url)
-        if parts.scheme == "unix" or not is_elsewhere(parts.hostname or ""):
+        if not self.crosses(url):
             return ()
         is_encrypted = parts.scheme == "rediss"
         proofs = ("password", "ssl_certfile") if is_encrypted else ("password",)

@@ -32,10 +32,11 @@ from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
 from stageline.broker.queues.requests import CreditRequest, Requester
+from stageline.broker.transports.base import key_expected
 
 from .bind import bind, connect
 from .connection_guard import open_monitor
-from .curve import CurveClient, CurveServer, client_of, open_keyed, server_of
+from .curve import CurveClient, CurveServer, client_of, endpoint_of, open_keyed, server_of
 from .zeromq_channel import guarded
 
 Socket = zmq.Socket[Any]
@@ -261,7 +262,7 @@ class Router(OutboundLink):
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
         self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES, curve)
         try:
-            self.endpoint = bind(self.socket, url)
+            self.endpoint = endpoint_of(bind(self.socket, url), curve)
         except EndpointTaken:
             self._guard.close()
             raise
@@ -371,5 +372,7 @@ class ZeroMQQueues(LinkedQueues):
         return dict(zmq.zmq_poll(list(watched.items()), max(0, math.ceil(seconds * 1000))))
 
     def _open_link(self, endpoint: str) -> Dealer:
-        curve = client_of(self.options.keys, endpoint)
-        return Dealer(self._context, endpoint, self.run, hwm=self._hwm, key=self.options.key, curve=curve)
+        pair = None if self.options.keys is None else self.options.keys.pair
+        address, server = key_expected(endpoint, pair)
+        curve = client_of(pair, server)
+        return Dealer(self._context, address, self.run, hwm=self._hwm, key=self.options.key, curve=curve)
