@@ -13,6 +13,7 @@ from stageline.broker.errors import EndpointTaken
 from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.transports.base import Backend, open_client, open_server
+from stageline.broker.transports.redis import channel as through_redis
 from support.control_channels import PATIENCE, at_work, received, said, send
 from support.keyed import BROKER, WORKER, Admitted
 from support.transports import broker_url, registered
@@ -119,7 +120,11 @@ def test_a_client_notices_that_there_is_another_broker(
             client.receive(0.05)
 
 
-def test_the_address_of_a_running_broker_is_taken(way: ControlWay, server: ServerChannel) -> None:
+def test_the_address_of_a_running_broker_is_taken(
+    way: ControlWay, server: ServerChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(through_redis, "TENURE", 1.0)
+    monkeypatch.setattr(through_redis, "_REFRESH", 0.1)
     there = rf"in use|a broker (\(pid \d+ on host .+\)|with the key {BROKER.public.text}) is there"
     with at_work(server), pytest.raises(EndpointTaken, match=there):
         way.server(server.endpoint)
