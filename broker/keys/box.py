@@ -39,7 +39,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from stageline.broker.errors import BadKey
 
-from .admission import Admission
+from .admission import Admission, NotReady
 from .pairs import PUBLIC_BYTES, KeyPair, PublicKey
 
 NONCE = TOKEN = 16  # bytes
@@ -206,8 +206,6 @@ class BrokerBox:
         Args:
             address: Where the frame says that it comes from.
             frame: Bytes received.
-
-        Raises whatever the admission raises.
         """
         kind, nonce, _ = _parts(frame)
         match kind:
@@ -253,7 +251,11 @@ class BrokerBox:
         roots = self._roots_of(public)
         if _opened(roots.to_broker, frame, _START.size + PUBLIC_BYTES) is None:
             return None
-        if not self._admission.admits(public):
+        try:
+            is_admitted = self._admission.admits(public)
+        except NotReady:
+            return Unboxed()  # the client repeats its opening
+        if not is_admitted:
             return Unboxed(answer=_sealed(roots.to_client, _start(_Kind.REFUSED, nonce), self._random(SALT)))
         client = self._clients.get(nonce)
         if client is None:

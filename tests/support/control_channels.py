@@ -25,6 +25,18 @@ def send(client: ClientChannel, message: bytes) -> None:
         assert monotonic() < until, "there is no broker"
 
 
+def said(server: ServerChannel, client: ClientChannel, *messages: bytes) -> list[tuple[bytes, bytes | None]]:
+    """What arrives once the client has sent `messages`, both at work."""
+    for message in messages:
+        send(client, message)
+    found: list[tuple[bytes, bytes | None]] = []
+    until = monotonic() + PATIENCE
+    while len(found) < len(messages) and monotonic() < until:
+        found += server.receive(0.05) or []
+        assert client.receive(0) is None
+    return found
+
+
 @contextmanager
 def at_work(server: ServerChannel) -> Iterator[None]:
     """A broker that takes its messages in the background."""

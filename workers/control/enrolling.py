@@ -1,16 +1,17 @@
 """Enrolment of this machine's key with a broker, by a join line."""
 
 import socket
+from contextlib import closing
 from time import monotonic
 
 from stageline.broker.control.channel import ClientChannel
-from stageline.broker.errors import ForeignMessage, NotEnrolled
+from stageline.broker.errors import AddressUnusable, ForeignMessage, NotEnrolled
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
-from stageline.broker.keys.join_line import JoinLine
+from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.broker.keys.pairs import KeyPair, invite_pair
 from stageline.broker.keys.refusal import KeyRefusal
-from stageline.broker.transports.sockets.curve import CurveClient
-from stageline.broker.transports.sockets.zeromq_channel import ZeroMQClientChannel
+from stageline.broker.transports.base import open_client
+from stageline.pipeline.addresses import masked
 
 REPEAT = 0.5  # seconds after which an enrolment without an answer is sent again
 
@@ -42,27 +43,28 @@ def enrol(line: JoinLine, pair: KeyPair, name: str, patience: float) -> None:
     Raises:
         NotEnrolled: The broker, or what is there in its place, does not admit the key, or nothing answers in time.
     """
-    channel = ZeroMQClientChannel(line.address, CurveClient(invite_pair(line.secret), line.broker))
+    asked = Enrolment(pair.public.text, name, socket.gethostname())
     try:
-        _enrolled(channel, line, Enrolment(pair.public.text, name, socket.gethostname()), monotonic() + patience)
-    finally:
-        channel.close()
+        with closing(open_client(keyed(line.address, line.broker), invite_pair(line.secret))) as channel:
+            _enrolled(channel, masked(line.address), asked, monotonic() + patience)
+    except AddressUnusable as error:
+        raise NotEnrolled(str(error)) from error
 
 
-def _enrolled(channel: ClientChannel, line: JoinLine, asked: Enrolment, deadline: float) -> None:
+def _enrolled(channel: ClientChannel, address: str, asked: Enrolment, deadline: float) -> None:
     while True:
         channel.send(encode_enrolment(asked))
         if (frame := channel.receive(REPEAT)) is not None:
             try:
                 answer = read_answer(frame)
             except ForeignMessage as error:
-                raise NotEnrolled(f"{line.address}: {error}; install the same stageline on both machines") from error
+                raise NotEnrolled(f"{address}: {error}; install the same stageline on both machines") from error
             if answer.refusal:
-                raise NotEnrolled(f"{line.address}: {answer.refusal}")
+                raise NotEnrolled(f"{address}: {answer.refusal}")
             if answer.key == asked.key:
                 return
         if reason := _REFUSED.get(KeyRefusal(channel.refusal)):
-            raise NotEnrolled(f"{line.address}: {reason}")
+            raise NotEnrolled(f"{address}: {reason}")
         if monotonic() > deadline:
             lacking = channel.trouble or "nothing answers there: start the broker, or open its port"
-            raise NotEnrolled(f"{line.address}: {lacking}")
+            raise NotEnrolled(f"{address}: {lacking}")

@@ -9,28 +9,30 @@ from time import time
 import pytest
 
 from stageline.broker.errors import ForeignMessage, NotEnrolled
+from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.enrolment import LARGEST_ENROLMENT, Enrolment, answer_enrolment, encode_enrolment
 from stageline.broker.keys.join_line import JoinLine
 from stageline.broker.keys.pairs import KeyPair, invite_pair
 from stageline.broker.keys.register import Invitation, KeyRegister
-from stageline.broker.transports.sockets.curve import CurveServer
-from stageline.broker.transports.sockets.zeromq_channel import ZeroMQServerChannel
+from stageline.broker.transports.base import open_server
 from stageline.pipeline.addresses import parted
 from stageline.workers.control.enrolling import enrol
+from support.redis_server import shared_server
+from support.transports import broker_url, registered
 
 SECRET = bytes(range(16))
 MACHINE = KeyPair.of_secret(bytes(32))
 
 
 @contextmanager
-def broker(register: KeyRegister, pair: KeyPair | None) -> Iterator[str]:
+def broker(register: KeyRegister, pair: KeyPair | None, url: str = "tcp://127.0.0.1:0") -> Iterator[str]:
     """A broker that enrols, at the address that is returned; without keys if it has no pair."""
-    channel = ZeroMQServerChannel("tcp://127.0.0.1:0", None if pair is None else CurveServer(pair, register))
+    channel = open_server(url, None if pair is None else ServerKeys(pair, register))
     ended = threading.Event()
 
     def serve() -> None:
         while not ended.is_set():
-            for sender, frame in channel.receive(0.05):
+            for sender, frame in channel.receive(0.05) or ():
                 key = channel.key_of(sender)
                 if register.invites(key):
                     with suppress(ForeignMessage):
@@ -52,14 +54,25 @@ def inviting(**more: object) -> KeyRegister:
     return register
 
 
-def test_a_machine_enrols_with_the_line_again_too_and_is_admitted_by_its_own_key() -> None:
+@pytest.mark.parametrize("scheme", ["tcp", "redis"])
+def test_a_machine_enrols_with_the_line_again_too_and_is_admitted_by_its_own_key(scheme: str) -> None:
     register, pair = inviting(name="lab"), KeyPair.generate()
-    with broker(register, pair) as address:
+    with broker(register, pair, broker_url(registered()[scheme])) as address:
         line = JoinLine.parse(JoinLine(address, pair.public, SECRET).text)
         for _ in range(2):
             enrol(line, MACHINE, "worker-0", patience=30)
     assert register.admits(MACHINE.public)
     assert [each.name for each in register.record.keys] == ["worker-0"]
+
+
+def test_an_old_line_of_a_broker_at_redis_is_told_so_without_the_servers_password() -> None:
+    pair, server = KeyPair.generate(), shared_server()
+    url = server.tcp_url_of(server.own_number()).replace("://", "://default:s3cret@")
+    with broker(inviting(), pair, url) as address:
+        line = JoinLine(address, pair.public, bytes(16))
+        with pytest.raises(NotEnrolled, match=r"redis://default@.*: the join line is old") as refused:
+            enrol(line, MACHINE, "worker-0", patience=30)
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_line_that_another_machine_has_used_names_that_machine() -> None:
