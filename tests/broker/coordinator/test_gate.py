@@ -39,7 +39,7 @@ OPERATOR, WORKER, INVITED = key(1), key(2), invite_pair(bytes(16)).public
 HELLO = Hello(CONTROL_VERSION, "d" * 64, "worker", "host", 1, "tcp://127.0.0.1:9")
 
 
-class Entrance:
+class Gateway:
     """A gate, and what has become of what came over connections with keys."""
 
     def __init__(self, store: MemoryStore | None = None) -> None:
@@ -68,8 +68,8 @@ class Entrance:
 
 
 @pytest.fixture
-def entrance() -> Entrance:
-    return Entrance()
+def entrance() -> Gateway:
+    return Gateway()
 
 
 def enrolment(key: PublicKey, name: str = "worker-0") -> bytes:
@@ -82,7 +82,7 @@ def test_every_message_to_the_broker_has_a_row_in_the_table_of_rights() -> None:
     assert {name.partition(" ")[0] for name in RIGHTS_FOR} <= tags
 
 
-def test_a_key_that_may_work_says_what_workers_say_and_no_more(entrance: Entrance) -> None:
+def test_a_key_that_may_work_says_what_workers_say_and_no_more(entrance: Gateway) -> None:
     entrance.admit(WORKER)
     for message in (
         HELLO,
@@ -99,7 +99,7 @@ def test_a_key_that_may_work_says_what_workers_say_and_no_more(entrance: Entranc
         assert f"`stageline keys admit {WORKER.text} --right work --right {right}`" in said
 
 
-def test_what_a_supervisor_and_the_operator_say_is_not_for_other_keys(entrance: Entrance) -> None:
+def test_what_a_supervisor_and_the_operator_say_is_not_for_other_keys(entrance: Gateway) -> None:
     entrance.admit(WORKER, *Right)
     for message in (Exited(0, 1, 1), KeyOrder("admit", key(3).text)):
         assert "the broker's own user" in entrance.refusal(WORKER, message)
@@ -107,13 +107,13 @@ def test_what_a_supervisor_and_the_operator_say_is_not_for_other_keys(entrance: 
     assert not entrance.register.enrolled(key(3).text)
 
 
-def test_a_right_that_is_given_lets_the_message_pass(entrance: Entrance) -> None:
+def test_a_right_that_is_given_lets_the_message_pass(entrance: Gateway) -> None:
     entrance.admit(WORKER, Right.LOOK)
     assert entrance.says(WORKER, Ask("why")).passed
     assert "no right to work" in entrance.refusal(WORKER, HELLO)
 
 
-def test_an_invitations_key_enrols_a_key_and_says_nothing_else(entrance: Entrance) -> None:
+def test_an_invitations_key_enrols_a_key_and_says_nothing_else(entrance: Gateway) -> None:
     for message in (HELLO, Ask("status"), StopRun("enough"), KeyOrder("admit", key(3).text)):
         assert "invitation" in entrance.refusal(INVITED, message)
     found = entrance.brings((INVITED, enrolment(WORKER)))
@@ -122,21 +122,21 @@ def test_an_invitations_key_enrols_a_key_and_says_nothing_else(entrance: Entranc
     assert entrance.says(WORKER, HELLO).passed
 
 
-def test_an_enrolment_that_is_repeated_is_answered_again_and_logged_once(entrance: Entrance) -> None:
+def test_an_enrolment_that_is_repeated_is_answered_again_and_logged_once(entrance: Gateway) -> None:
     entrance.brings((INVITED, enrolment(WORKER)))
     again = entrance.brings((INVITED, enrolment(WORKER)))
     assert read_answer(again.answers[0][1]).refusal == ""
     assert again.events == []
 
 
-def test_an_invitation_that_ended_while_it_was_connected_says_so(entrance: Entrance) -> None:
+def test_an_invitation_that_ended_while_it_was_connected_says_so(entrance: Gateway) -> None:
     found = entrance.brings((INVITED, enrolment(WORKER)), now=NOW + 61)
     assert "ended" in read_answer(found.answers[0][1]).refusal
     assert "ended" in read_answer(entrance.brings((INVITED, enrolment(WORKER))).answers[0][1]).refusal
     assert [each.what for each in found.events] == ["refused"]
 
 
-def test_a_key_that_was_revoked_is_refused_over_the_connection_that_it_has(entrance: Entrance) -> None:
+def test_a_key_that_was_revoked_is_refused_over_the_connection_that_it_has(entrance: Gateway) -> None:
     entrance.admit(WORKER)
     assert entrance.says(WORKER, HELLO).passed
     found = entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text))
@@ -147,7 +147,7 @@ def test_a_key_that_was_revoked_is_refused_over_the_connection_that_it_has(entra
     assert f"`stageline keys admit {WORKER.text}`" in said
 
 
-def test_a_key_that_is_bound_to_a_place_asks_for_that_place_alone(entrance: Entrance) -> None:
+def test_a_key_that_is_bound_to_a_place_asks_for_that_place_alone(entrance: Gateway) -> None:
     entrance.admit(WORKER, worker=1)
     assert "worker 1 alone, and asks for any place: start it with --index 1" in entrance.refusal(WORKER, HELLO)
     other = Hello(*(getattr(HELLO, name) for name in HELLO.__struct_fields__[:6]), claim=0)
@@ -158,7 +158,7 @@ def test_a_key_that_is_bound_to_a_place_asks_for_that_place_alone(entrance: Entr
     assert entrance.says(WORKER, known).passed
 
 
-def test_orders_are_carried_out_and_answered_with_what_they_have_changed(entrance: Entrance) -> None:
+def test_orders_are_carried_out_and_answered_with_what_they_have_changed(entrance: Gateway) -> None:
     found = entrance.says(OPERATOR, KeyOrder("invite", name="lab", worker=1, rights=(Right.LOOK,), seconds=60.0))
     answer = decode_from_broker(found.answers[0][1]).message
     assert isinstance(answer, Answer)
@@ -180,7 +180,7 @@ def test_orders_are_carried_out_and_answered_with_what_they_have_changed(entranc
     assert entrance.says(key(3), HELLO).passed
 
 
-def test_an_order_about_no_key_and_one_without_the_runs_secret_are_refused(entrance: Entrance) -> None:
+def test_an_order_about_no_key_and_one_without_the_runs_secret_are_refused(entrance: Gateway) -> None:
     assert "`stageline keys ls`" in entrance.refusal(OPERATOR, KeyOrder("revoke", key(3).text))
     assert "is not a public key" in entrance.refusal(OPERATOR, KeyOrder("admit", "k2.x"))
     found = entrance.brings((OPERATOR, encode(KeyOrder("admit", key(3).text))))
@@ -188,7 +188,7 @@ def test_an_order_about_no_key_and_one_without_the_runs_secret_are_refused(entra
     assert not entrance.register.enrolled(key(3).text)
 
 
-def test_the_secret_of_a_revoked_invitation_is_not_used_again_by_a_successor(entrance: Entrance) -> None:
+def test_the_secret_of_a_revoked_invitation_is_not_used_again_by_a_successor(entrance: Gateway) -> None:
     assert entrance.register.record.standing == 0
     entrance.says(OPERATOR, KeyOrder("revoke", INVITED.text))
     assert entrance.register.record.standing == 1
@@ -209,17 +209,17 @@ class FullStore(MemoryStore):
 )
 def test_what_is_not_stored_is_not_answered(frame: tuple[PublicKey, bytes]) -> None:
     with pytest.raises(StoreUnusable):
-        Entrance(FullStore()).brings(frame)
+        Gateway(FullStore()).brings(frame)
 
 
-def test_the_record_is_stored_once_for_a_turn_before_its_answers(entrance: Entrance) -> None:
+def test_the_record_is_stored_once_for_a_turn_before_its_answers(entrance: Gateway) -> None:
     found = entrance.brings(*((INVITED, enrolment(key(number))) for number in range(2, 9)))
     assert len(found.answers) == 7
     stored = entrance.store.load().facts[KEYS]
     assert len(stored["keys"]) == 7  # type: ignore[arg-type]
 
 
-def test_while_the_store_waits_messages_pass_by_their_keys_and_nothing_is_changed(entrance: Entrance) -> None:
+def test_while_the_store_waits_messages_pass_by_their_keys_and_nothing_is_changed(entrance: Gateway) -> None:
     entrance.admit(WORKER)
     frames = [(WORKER, encode(HELLO)), (INVITED, enrolment(key(3))), (WORKER, encode(Ask("why")))]
     received: list[Received] = [(b"%d" % place, frame) for place, (_, frame) in enumerate(frames)]
@@ -227,7 +227,7 @@ def test_while_the_store_waits_messages_pass_by_their_keys_and_nothing_is_change
     assert entrance.register.enrolled(key(3).text) is None
 
 
-def test_refusals_are_counted_logged_once_and_answered_within_bounds(entrance: Entrance) -> None:
+def test_refusals_are_counted_logged_once_and_answered_within_bounds(entrance: Gateway) -> None:
     entrance.admit(WORKER)
     found = entrance.brings(*(5 * ANSWERED * [(WORKER, encode(Ask("why")))]))
     assert len(found.answers) == ANSWERED
@@ -236,7 +236,7 @@ def test_refusals_are_counted_logged_once_and_answered_within_bounds(entrance: E
     assert entrance.says(WORKER, Ask("why"), now=NOW + 2).events == []
 
 
-def test_a_key_that_knocks_is_told_once_with_the_command_that_admits_it(entrance: Entrance) -> None:
+def test_a_key_that_knocks_is_told_once_with_the_command_that_admits_it(entrance: Gateway) -> None:
     for _ in range(3):
         assert not entrance.register.admits(key(3))
     assert [(each.what, each.key) for each in entrance.brings().events] == [("refused", key(3).text)]
@@ -245,13 +245,13 @@ def test_a_key_that_knocks_is_told_once_with_the_command_that_admits_it(entrance
     assert entrance.brings(now=NOW + 2).events == []
 
 
-def test_of_many_strangers_few_are_told(entrance: Entrance) -> None:
+def test_of_many_strangers_few_are_told(entrance: Gateway) -> None:
     for number in range(30, 60):
         entrance.register.admits(key(number))
     assert len(entrance.brings().events) == 1
 
 
-def test_what_is_no_message_does_not_come_to_the_coordinator(entrance: Entrance) -> None:
+def test_what_is_no_message_does_not_come_to_the_coordinator(entrance: Gateway) -> None:
     entrance.admit(WORKER)
     found = entrance.brings((WORKER, b"garbage"))
     assert not found.passed

@@ -214,12 +214,13 @@ def broker(
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
     from stageline.workers.runs import folder as runs
 
-    def announce(endpoint: str) -> None:
+    def announce(endpoint: str, line: str) -> None:
         records = runs.folder(plan, place.run) if plan.broker.store == runs.IN_FOLDER else masked(plan.broker.store)
         say(f"run {place.run}: broker at {masked(endpoint)}, records in {records}", err=True)
         if not place.lifeline.supervised:
             shown = options.without_passwords(sets)
             named = () if endpoint == plan.broker.url else ("--broker", masked(endpoint))
+            named = ("--join", line) if line else named
             command = ("stageline", "worker", *options.plan_arguments(config, shown), *named)
             say(f"start every worker with: {shlex.join(command)}", err=True)
             if len(shown) < len(sets):
