@@ -86,6 +86,7 @@ def test_sealed_records_show_no_content_and_another_broker_with_the_key_goes_on(
         (SECRET, b"", "are sealed, and this process opens them without a key"),
         (b"", SECRET, "written without a key.*broker.insecure = true.*unlink"),
     ],
+    ids=["another", "without", "needless"],
 )
 def test_records_of_another_key_or_without_are_refused_with_the_way_out(written: bytes, read: bytes, said: str):
     url = shared_server().own_database()
