@@ -35,7 +35,7 @@ class Backend(Transport):
             url: `queues.url` of the plan.
             run: Id of the run.
             incarnation: Number of the worker, higher than those of its predecessors.
-            options: Windows, limits and the run's queue key.
+            options: Windows, limits and secrets.
             folder: Folder of this worker for its sockets.
             since: What producers of this incarnation or an older one have left at a server is ignored.
 

@@ -14,6 +14,7 @@ from stageline.broker.queues.base import Inbound, Outbound, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.base import Backend
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.pipeline.addresses import Reach
@@ -121,5 +122,5 @@ LINES: dict[str, Callable[..., QueuePair]] = {
     scheme: memory_line if backend.reach is Reach.PROCESS else partial(line_over, backend)
     for scheme, backend in registered().items()
 }
-LINES["tcp with keys"] = partial(line_over, registered()["tcp"], terms=QueueOptions(keys=KEYS))
-LINES["redis, sealed"] = partial(line_over, registered()["redis"], terms=QueueOptions(sealing_of=sealing_since(0)))
+LINES["tcp with keys"] = partial(line_over, registered()["tcp"], terms=QueueOptions(secrets=QueueSecrets(curve=KEYS)))
+LINES["redis, sealed"] = partial(line_over, registered()["redis"], terms=QueueOptions(secrets=sealing_since(0)))
