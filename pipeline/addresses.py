@@ -69,6 +69,11 @@ class Transport:
         """Return True if the system chooses the port at `url`, so that others cannot dial it."""
         return False
 
+    def crosses(self, url: str) -> bool:
+        """Return True if what is sent to or from a process at the valid `url` may leave this machine."""
+        host = self.host(url)
+        return bool(host) and is_elsewhere(host.strip("[]"))
+
     def lacking(self, url: str) -> tuple[str, ...]:
         """Return the protections, of "a password" and "TLS", that the server at the valid `url` is used without."""
         return ()
@@ -132,8 +137,18 @@ def parted(url: str) -> tuple[str, str]:
 
 def open_to_others(url: str) -> bool:
     """Return True if a process that listens at `url` can be reached from other machines."""
-    host = host_of(url)
-    return bool(host) and is_elsewhere(host.strip("[]"))
+    return bool(host_of(url)) and transport_of(url).crosses(url)
+
+
+def needs_keys(url: str, *, insecure: bool = False) -> bool:
+    """Return True if a broker at `url`, and those who dial it, have keys: what they say may leave this machine.
+
+    Args:
+        url: Address of the broker, also one of a server at which it is met.
+        insecure: `broker.insecure` of the plan: keys are renounced.
+    """
+    transport = transport_of(url)
+    return not insecure and transport.fault(url) is None and transport.crosses(url)
 
 
 def lacking_protection(url: str) -> tuple[str, ...]:

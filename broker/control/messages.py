@@ -4,7 +4,7 @@ The encoding is in `protocol.py`, the records that messages contain in `records.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined
     broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Stop, Refused
-    command -> broker   Ask, StopRun; a supervisor also Exited
+    command -> broker   Ask, StopRun, KeyOrder; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
@@ -19,8 +19,10 @@ from typing import Annotated
 
 import msgspec
 
+from stageline.broker.keys.orders import KeyOrder
 from stageline.pipeline.program import Queue
 
+from .place_keys import PlaceKeys, Secret
 from .records import (
     Count,
     EvaluationRecord,
@@ -35,7 +37,7 @@ from .records import (
     WorkerRecord,
 )
 
-CONTROL_VERSION = 13
+CONTROL_VERSION = 14
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, from which on no other step is added
 MOST_ROUNDS = 500  # of evaluation, in one report
@@ -46,7 +48,6 @@ WAITS = "waits"  # the first word of `Report.now` while the compute loop has not
 
 Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
-Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 StepDigest = tuple[Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]]  # of a queue's step
 
@@ -220,7 +221,7 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
         since: No worker of this incarnation or an older one still runs: the run was restarted as a whole, perhaps
             further back than those were, and their statements about their queues must be ignored.
         secret: The incarnation's secret, for the worker's seals; empty if the worker has it.
-        queue_key: The secret that seals requests between the ends of queues.
+        keys: The secrets of the place's queues. A running worker takes them over if they are others than before.
         length: The run's length, if the broker knows it.
         orders: As in `ScheduleOrders`; so is `closed`.
     """
@@ -232,7 +233,7 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     keep: bool = False
     since: Count = 0
     secret: Secret = b""
-    queue_key: Secret = b""
+    keys: PlaceKeys = PlaceKeys()
     length: RunLength | None = None
     orders: tuple[ScheduleOrder, ...] = ()
     closed: Count | None = None
@@ -318,7 +319,7 @@ class Ask(_ControlMessage, frozen=True, tag="ask"):
     """A command's query.
 
     Attributes:
-        what: "status", "queues", "story", "why", "timetable" or "join".
+        what: "status", "queues", "story", "why", "timetable", "join" or "keys".
         of: The query's parameters, by name.
     """
 
@@ -362,5 +363,5 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
     facts: dict[str, object]
 
 
-ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Exited | Ask | StopRun
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Exited | Ask | StopRun | KeyOrder
 FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | Stop | Refused | Answer

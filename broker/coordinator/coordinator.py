@@ -32,11 +32,13 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.protocol import MessageSeal, RunKeys, SealedMessage, Serials, encode
 from stageline.broker.control.store import Store
+from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.ledger.registry import Registry
 from stageline.pipeline.errors import ExitCode
 
 from . import queries, records, registration, reports, restart, shutdown, supervision
 from .ordering import Ordering
+from .queries import NO_KEYS
 from .run import Resumption, RunConfig, RunPhase
 from .state import Life, Outgoing, RunEvent
 
@@ -67,7 +69,7 @@ class Authenticity:
     """The seals of one broker of a run: it judges the seals of received messages, and seals what the broker sends.
 
         Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
-        StopRun, Exited                                                 sealed with the run's control secret
+        StopRun, Exited, KeyOrder                                       sealed with the run's control secret
         Hello without an incarnation, Declined, Ask                     from anyone; an Ask may be sealed
 
     A sealed message counts once: one that is sent again has an old serial. Serials begin at the time, above those of a
@@ -102,7 +104,7 @@ class Authenticity:
         match sealed.message:
             case Ask():
                 return Judgement(proven=not self._control(sealed).refusal)
-            case StopRun() | Exited():
+            case StopRun() | Exited() | KeyOrder():
                 return self._control(sealed)
             case Hello(incarnation=0) | Declined():
                 return _OPEN
@@ -280,6 +282,8 @@ class Coordinator:
                 shutdown.stop(run, message, now)
             case Ask():
                 run.outgoing.append(self.answer(sender, message, now))
+            case KeyOrder():  # the gate of a broker with keys carries it out
+                run.outgoing.append((sender, Refused(NO_KEYS, code=ExitCode.USAGE)))
         return list(run.outgoing)
 
     def answer(self, sender: bytes, ask: Ask, now: float) -> Outgoing:

@@ -34,6 +34,9 @@ _WHILE_PLACING = {  # what can be done while no worker has anything to wait for
 }
 
 
+NO_KEYS = "this broker has no keys: only processes of its own machine reach it, or its plan has broker.insecure = true"
+
+
 class _BadQuery(Exception):
     """The error that a parameter of the query is missing or invalid."""
 
@@ -110,6 +113,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "spares": [_standby(contact, now) for contact in run.standby.values()],
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(run, now, index) for index in workers],
+        "keys": run.config.access.summary,
     }
 
 
@@ -350,6 +354,14 @@ def _timed(action: Action, start: float, end: float) -> Facts:
     return {"kind": kind, "stage": stage, "microbatch": microbatch, "start": start, "end": end}
 
 
+def _keys(run: RunState, of: Mapping[str, str], now: float) -> Facts:
+    """Return the invitations, the keys that have enrolled, and the keys that knocked in vain."""
+    facts = run.config.access.facts()
+    if facts is None:
+        raise _BadQuery(NO_KEYS)
+    return {"run": run.id, **facts}
+
+
 def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = of.get(name, "" if default is None else str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 16):
@@ -364,4 +376,5 @@ _ANSWERS: Mapping[str, Callable[[RunState, Mapping[str, str], float], Facts]] = 
     "why": _why,
     "timetable": _timetable,
     "join": _join,
+    "keys": _keys,
 }

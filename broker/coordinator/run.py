@@ -14,6 +14,8 @@ from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import Fact, Store
 from stageline.broker.errors import BrokerError
+from stageline.broker.keys.access import OPEN, Access
+from stageline.broker.keys.queue_guard import QueueGuard, guard_of
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.pipeline.evaluation import Criterion
@@ -194,6 +196,7 @@ class RunConfig:
         earlier: The run that this one goes on from in another layout; its stages begin at no step below.
         supervised: True if the process that started the broker starts it again. It starts the workers again too, unless
             they join by a script's names.
+        access: The keys of those who may speak to the broker.
     """
 
     name: str
@@ -214,11 +217,18 @@ class RunConfig:
     keeps_best: bool = False  # the checkpoint of the best round
     supervised: bool = False
     schedule_memory: int | None = None  # bytes that a worker may take, in a run that chooses its schedule
+    access: Access = OPEN
+    queues: str = "memory://"  # address of the workers' queues
 
     @property
     def placement(self) -> Placement:
         """The stages of each place: those of the workers, and none for the script."""
         return (*self.schedule.placement, ()) if self.scripted else self.schedule.placement
+
+    @property
+    def guard(self) -> QueueGuard:
+        """The protection of the workers' queues."""
+        return guard_of(self.queues, is_private=not self.access.insecure)
 
     @property
     def labels(self) -> tuple[tuple[str, ...], ...]:
@@ -273,6 +283,7 @@ class RunConfig:
             evaluates_every=None if plan.evaluation is None else plan.evaluation.every,
             keeps_best=plan.keeps_best,
             schedule_memory=plan.schedule.memory if plan.schedule.is_auto else None,
+            queues=plan.queues.url,
         )
 
 

@@ -1,6 +1,5 @@
-"""Who is admitted, as the sockets of a process ask it, and by which keys a worker's peers are known."""
+"""Who is admitted, as the sockets of a process ask it, and the keys with which these are opened."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,15 +34,5 @@ class ServerKeys:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueKeys:
-    """Keys with which the queues of one worker are opened.
-
-    Attributes:
-        pair: The worker's own pair.
-        admission: Judge of the consumers that connect to the worker.
-        key_at: Returns the public key of the producers' worker at an endpoint.
-    """
-
-    pair: KeyPair
-    admission: Admission
-    key_at: Callable[[str], PublicKey]
+class QueueKeys(ServerKeys):
+    """Keys of the queues of one worker, by whose pair it dials the others, too; their keys stand in their endpoints."""

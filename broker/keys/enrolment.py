@@ -64,6 +64,14 @@ def read_answer(frame: bytes) -> EnrolmentAnswer:
         raise ForeignMessage(f"this is no answer to an enrolment of version {ENROLMENT_VERSION}: {error}") from error
 
 
+def enrolment_in(frame: bytes) -> Enrolment:
+    """Return the enrolment in a frame. Raises `ForeignMessage` for any other content."""
+    try:
+        return _enrolment.decode(frame[:LARGEST_ENROLMENT])
+    except (ValueError, RecursionError) as error:
+        raise ForeignMessage(f"this is no enrolment of version {ENROLMENT_VERSION}: {error}") from error
+
+
 def answer_enrolment(register: KeyRegister, invitation: str, frame: bytes, now: float) -> bytes:
     """Enrol the key that the frame names, and return the frame of the answer.
 
@@ -76,10 +84,7 @@ def answer_enrolment(register: KeyRegister, invitation: str, frame: bytes, now: 
     Raises:
         ForeignMessage: The frame is no enrolment.
     """
-    try:
-        asked = _enrolment.decode(frame[:LARGEST_ENROLMENT])
-    except (ValueError, RecursionError) as error:
-        raise ForeignMessage(f"this is no enrolment of version {ENROLMENT_VERSION}: {error}") from error
+    asked = enrolment_in(frame)
     if asked.version != ENROLMENT_VERSION:
         refusal = (
             f"{asked.name} enrols by version {asked.version}, the broker by version {ENROLMENT_VERSION}; install the "

@@ -5,11 +5,14 @@
 
 A process enrols with the key of an invitation, and from then on connects with a key of its own. Nothing that has
 enrolled expires; an invitation does. Times are in seconds since the epoch, and are given: the register has no clock.
+
+An invitation has a serial, from which its secret is derived: a serial is used once, also after a revocation.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import msgspec
 
@@ -24,26 +27,43 @@ MOST_KEYS = 10_000  # that may enrol with one invitation
 _ANOTHER = "ask for another, which `stageline keys invite` prints on the broker's machine"
 
 
+class Right(StrEnum):
+    """Permission of a key to speak to the broker in one of the ways that the broker distinguishes."""
+
+    WORK = "work"  # have a place of the plan, and report
+    LOOK = "look"  # ask about the run
+    STOP = "stop"  # end the run
+    INSPECT = "inspect"  # ask about the contents of queues
+
+
 class Invitation(msgspec.Struct, frozen=True):
     """Key with which a process may enrol a key of its own, and do nothing else.
 
     Attributes:
         key: Text of the public key.
-        ends: Time from which on it is refused.
+        ends: Time from which on it is refused; None: with the run.
         once: True if one key alone may enrol with it: the first.
         name: Name for people.
         worker: Place that its holder may have; None for any.
+        serial: Number of the invitation in the run.
+        rights: Permissions of the keys that enrol with it.
     """
 
     key: str
-    ends: float
+    ends: float | None
     once: bool = False
     name: str = ""
     worker: int | None = None
+    serial: int = 0
+    rights: tuple[Right, ...] = (Right.WORK,)
+
+    def has_ended(self, now: float) -> bool:
+        """Return True if it is refused at the time `now`."""
+        return self.ends is not None and self.ends <= now
 
 
 class EnrolledKey(msgspec.Struct, frozen=True):
-    """Key that may work for the run.
+    """Key that may speak to the broker.
 
     Attributes:
         key: Text of the public key.
@@ -53,6 +73,7 @@ class EnrolledKey(msgspec.Struct, frozen=True):
         host: Host of the process.
         worker: Place that it may have; None for any.
         revoked: Time from which on it is refused; None if it is not.
+        rights: Its permissions.
     """
 
     key: str
@@ -62,13 +83,21 @@ class EnrolledKey(msgspec.Struct, frozen=True):
     host: str = ""
     worker: int | None = None
     revoked: float | None = None
+    rights: tuple[Right, ...] = (Right.WORK,)
 
 
 class KeyRecord(msgspec.Struct, frozen=True):
-    """Contents of a register, as the broker stores them."""
+    """Contents of a register, as the broker stores them.
+
+    Attributes:
+        serials: Number of serials that were used, which is the next one.
+        standing: Serial of the invitation that a broker makes at its start; another one once that was revoked.
+    """
 
     invitations: tuple[Invitation, ...] = ()
     keys: tuple[EnrolledKey, ...] = ()
+    serials: int = 1
+    standing: int = 0
 
 
 @dataclass(slots=True)
@@ -81,6 +110,7 @@ class KeyRegister:
 
     record: KeyRecord = field(default_factory=KeyRecord)
     _admitted: frozenset[str] = field(init=False, default=frozenset())
+    knocked: int = field(init=False, default=0)  # how often a key was refused
     _knocks: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=_KNOCKS))  # the newest last
 
     def __post_init__(self) -> None:
@@ -92,6 +122,7 @@ class KeyRegister:
         if public.text in self._admitted:
             return True
         self._knocks.append(public.text)
+        self.knocked += 1
         return False
 
     @property
@@ -104,12 +135,12 @@ class KeyRegister:
     def invite(self, invitation: Invitation) -> None:
         """Admit the key of an invitation, in place of an older one with that key."""
         others = (each for each in self.record.invitations if each.key != invitation.key)
-        self._change((*others, invitation), self.record.keys)
+        self._change((*others, invitation), self.record.keys, max(self.record.serials, invitation.serial + 1))
 
     def expire(self, now: float) -> None:
         """Refuse invitations that have ended."""
-        if any(each.ends <= now for each in self.record.invitations):
-            self._change((each for each in self.record.invitations if each.ends > now), self.record.keys)
+        if any(each.has_ended(now) for each in self.record.invitations):
+            self._change((each for each in self.record.invitations if not each.has_ended(now)), self.record.keys)
 
     def enrol(self, invitation: str, key: PublicKey, now: float, *, name: str = "", host: str = "") -> EnrolledKey:
         """Return the key that enrols, which is admitted from now on. A key that has enrolled before stays as it is.
@@ -124,8 +155,8 @@ class KeyRegister:
         Raises:
             NotEnrolled: The invitation has ended, was for another key, or the key was revoked.
         """
-        found = next((each for each in self.record.invitations if each.key == invitation and each.ends > now), None)
-        if found is None:
+        found = self.invitation(invitation)
+        if found is None or found.has_ended(now):
             raise NotEnrolled(f"this invitation has ended: {_ANOTHER}")
         known = self.enrolled(key.text)
         if known is not None and known.revoked is None:
@@ -143,16 +174,32 @@ class KeyRegister:
             )
         if len(used) >= MOST_KEYS:
             raise NotEnrolled(f"{MOST_KEYS} keys have enrolled with this invitation, and no more may: {_ANOTHER}")
-        made = EnrolledKey(key.text, now, invitation, name, host, found.worker)
+        made = EnrolledKey(key.text, now, invitation, name, host, found.worker, rights=found.rights)
         self._change(self.record.invitations, (*self.record.keys, made))
         return made
 
-    def admit(self, key: PublicKey, now: float, *, name: str = "") -> EnrolledKey:
-        """Return `key`, which a person admits: one that has knocked, was revoked, or comes later."""
-        before = self.enrolled(key.text)
-        made = (
-            EnrolledKey(key.text, now, name=name) if before is None else msgspec.structs.replace(before, revoked=None)
-        )
+    def admit(
+        self,
+        key: PublicKey,
+        now: float,
+        *,
+        name: str = "",
+        worker: int | None = None,
+        rights: tuple[Right, ...] = (),
+    ) -> EnrolledKey:
+        """Return `key`, which a person admits: one that has knocked, was revoked, or comes later.
+
+        Args:
+            key: Key to admit.
+            now: Present time.
+            name: Name for people; "": as before.
+            worker: Place that it may have; None: as before, or any.
+            rights: Its permissions; none given: as before, or to work.
+        """
+        before = self.enrolled(key.text) or EnrolledKey(key.text, now)
+        given = {"name": name, "rights": rights} | ({} if worker is None else {"worker": worker})
+        changed = {field: value for field, value in given.items() if value not in ("", ())}
+        made = msgspec.structs.replace(before, revoked=None, **changed)
         self._change(self.record.invitations, (*self._without(key.text), made))
         return made
 
@@ -161,27 +208,37 @@ class KeyRegister:
 
         A connection that it has is not closed by this.
         """
-        known = self.enrolled(text)
-        invitations = tuple(each for each in self.record.invitations if each.key != text)
-        if known is None and len(invitations) == len(self.record.invitations):
+        known, invitation = self.enrolled(text), self.invitation(text)
+        if known is None and invitation is None:
             return False
         revoked = () if known is None else (msgspec.structs.replace(known, revoked=now),)
-        self._change(invitations, (*self._without(text), *revoked))
+        others = (each for each in self.record.invitations if each.key != text)
+        self._change(others, (*self._without(text), *revoked))
+        if invitation is not None and invitation.serial == self.record.standing:
+            serials = self.record.serials
+            self.record = msgspec.structs.replace(self.record, standing=serials, serials=serials + 1)
         return True
 
     def enrolled(self, text: str) -> EnrolledKey | None:
         """Return the key with this text, also one that was revoked; None if it has not enrolled."""
         return next((each for each in self.record.keys if each.key == text), None)
 
+    def invitation(self, text: str) -> Invitation | None:
+        """Return the invitation whose key has this text, None if there is none. It may have ended."""
+        return next((each for each in self.record.invitations if each.key == text), None)
+
     def invites(self, text: str) -> bool:
         """Return True if this text is that of an invitation's key."""
-        return any(each.key == text for each in self.record.invitations)
+        return self.invitation(text) is not None
 
     def _without(self, text: str) -> Iterable[EnrolledKey]:
         return (each for each in self.record.keys if each.key != text)
 
-    def _change(self, invitations: Iterable[Invitation], keys: Iterable[EnrolledKey]) -> None:
+    def _change(
+        self, invitations: Iterable[Invitation], keys: Iterable[EnrolledKey], serials: int | None = None
+    ) -> None:
         """Replace the record, and then who is admitted, in one instant for the thread that asks."""
-        self.record = KeyRecord(tuple(invitations), tuple(keys))
+        serials = self.record.serials if serials is None else serials
+        self.record = KeyRecord(tuple(invitations), tuple(keys), serials, self.record.standing)
         working = (each.key for each in self.record.keys if each.revoked is None)
         self._admitted = frozenset((*(each.key for each in self.record.invitations), *working))

@@ -35,7 +35,7 @@ class Backend(Transport):
             url: `queues.url` of the plan.
             run: Id of the run.
             incarnation: Number of the worker, higher than those of its predecessors.
-            options: Windows, limits and the run's queue key.
+            options: Windows, limits and secrets.
             folder: Folder of this worker for its sockets.
             since: What producers of this incarnation or an older one have left at a server is ignored.
 
@@ -73,7 +73,14 @@ class Backend(Transport):
         raise AddressUnusable(f"{masked(url)} is not an address of a broker")
 
     def open_store(
-        self, url: str, run: str, patience: float, waiting: Callable[[str], None], *, kept_steps: int = KEPT_STEPS
+        self,
+        url: str,
+        run: str,
+        patience: float,
+        waiting: Callable[[str], None],
+        *,
+        kept_steps: int = KEPT_STEPS,
+        secret: bytes = b"",
     ) -> Store:
         """Return the store of `run`.
 
@@ -83,6 +90,7 @@ class Backend(Transport):
             patience: Seconds that a server which is away is waited for.
             waiting: Called with the reason before each pause of that wait, of a second at most; may raise.
             kept_steps: Steps whose times are kept for each stage.
+            secret: Secret of the broker, that seals what the server keeps; b"" leaves it in clear.
         """
         raise AddressUnusable(f"{masked(url)} is not an address of a store")
 
@@ -122,17 +130,17 @@ def open_server(url: str, keys: ServerKeys | None = None) -> ServerChannel:
 
 
 def key_expected(url: str, pair: KeyPair | None) -> tuple[str, PublicKey | None]:
-    """Return a broker's address without its key, and the key, for a client that has `pair`.
+    """Return an address without its key, and the key, for a process that has `pair` and dials it.
 
     Raises `AddressUnusable` for a key that is none, and for one of key and pair without the other: nothing is said in
     clear that is meant to be sealed.
     """
     address, key = _split(url)
     if key is not None and pair is None:
-        raise AddressUnusable(f"cannot use {masked(url)}: the broker there has keys, and this process has none")
+        raise AddressUnusable(f"cannot use {masked(url)}: what listens there has a key, and this process has none")
     if key is None and pair is not None:
         raise AddressUnusable(
-            f"cannot use {masked(url)}: it does not end with the key of the broker, as in tcp://desk:7000#k1.<key>"
+            f"cannot use {masked(url)}: it does not end with the key of what listens there, as in tcp://desk:7000#k1.<key>"
         )
     return address, key
 

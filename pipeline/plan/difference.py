@@ -33,6 +33,7 @@ UNCOUNTED = frozenset(
         "recovery.record",
         "broker.url",
         "broker.store",
+        "broker.insecure",
         "broker.patience",
     }
 )

@@ -93,6 +93,26 @@ def test_only_an_address_beyond_the_loopback_is_open_to_others(url: str, is_open
 
 
 @pytest.mark.parametrize(
+    ("url", "needed"),
+    [
+        ("tcp://*:5600", True),
+        (f"tcp://desk:5600#{KEY}", True),
+        ("tcp://[::1]:5600", False),
+        ("ipc:///tmp/x", False),
+        ("unix:///run/redis.sock", False),
+        ("redis://127.0.0.1:6379/0#desk", False),
+        ("redis://10.0.0.9:6379/0#desk", True),
+        ("rediss://:secret@redis.example", True),
+        ("redis://:6379/0", False),
+        ("sqlite", False),
+    ],
+)
+def test_a_broker_that_others_can_reach_needs_keys_unless_they_are_renounced(url: str, needed: bool) -> None:
+    assert addresses.needs_keys(url) is needed
+    assert not addresses.needs_keys(url, insecure=True)
+
+
+@pytest.mark.parametrize(
     ("url", "lacking"),
     [
         ("redis://10.0.0.9:6379/0", ("a password", "TLS")),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 
+from stageline.pipeline.addresses import parted
+
 Change = Callable[[bytes], bytes]
 
 
@@ -22,14 +24,15 @@ class Lost(Exception):
 
 
 class Proxy:
-    """Listens at `endpoint` and passes everything on to `target`, both `tcp://host:port`.
+    """Listens at `endpoint` and passes everything on to `target`, both `tcp://host:port`, with its key if it has one.
 
     `change` is applied to what comes back from the target, `change_there` to what goes there; `connections` counts
     those that were ever made.
     """
 
     def __init__(self, target: str) -> None:
-        host, port = target.removeprefix("tcp://").rsplit(":", 1)
+        address, key = parted(target)
+        host, port = address.removeprefix("tcp://").rsplit(":", 1)
         self._target = host, int(port)
         self.change: Change = unchanged
         self.change_there: Change = unchanged
@@ -38,7 +41,7 @@ class Proxy:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.endpoint = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}{key and '#' + key}"
         self._start(self._accept)
 
     def cut(self) -> None:

@@ -1,31 +1,29 @@
 """The broker process: finds the run in its store, serves it, and exits when the run has ended or on a signal.
 
-serve_channel   receives messages, lets the coordinator decide, sends the coordinator's answers
-StoreWait       while the run's records cannot be written or reached: reports this, and decides nothing
-
-While the broker waits for its records, it answers queries. Messages that are sent only once are kept for later; all
-others are repeated by their senders. Once the run is to stop, the wait soon ends, since nothing can be saved without
-the records.
+serve_channel   receives messages, lets the gate and the coordinator decide, sends their answers
+Entrance        who may connect, and say what: `entrance.py`
+BrokerHost      signals, and the run's files: `broker_host.py`
+StoreWait       while the run's records cannot be written or reached: `store_wait.py`
 """
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from threading import Event
 from time import monotonic, time
 
 import structlog
 
 from stageline.broker.control.channel import Envelope, Received, ServerChannel
-from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Exited, Failed, Goodbye, Refused, StopRun
-from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker, encode
+from stageline.broker.control.messages import CONTROL_VERSION, Refused
+from stageline.broker.control.protocol import KEY_BYTES, decode_to_broker
 from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import StoreUnusable
-from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
-from stageline.broker.coordinator.records import EVERY
+from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.gate import Gatekeeper, KeyEvent, OpenGate
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
@@ -36,16 +34,15 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.pipeline.process.signals import Signals
-from stageline.pipeline.retry import TRIED, reason_of
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.folder import result_of
 from stageline.workers.runs.owner import record_end, write_owner
 from stageline.workers.runs.records import earlier_run, open_store, read_code
 
-MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
-STOPPING = 2.0  # seconds that the records are waited for once the run is to stop
+from .broker_host import BrokerHost
+from .entrance import Entrance, KeyLog
+from .store_wait import StoreWait
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn
@@ -60,74 +57,6 @@ _UNREADABLE = Refused(
 )
 
 log = structlog.get_logger()
-
-
-class StoreWait:
-    """Callback of a store that cannot reach its records: answers queries while the store waits."""
-
-    def __init__(self, channel: ServerChannel, signals: Signals) -> None:
-        """Prepare for waits. Until `core` is set, queries go unanswered.
-
-        Args:
-            channel: Channel from which messages are received during a wait.
-            signals: Counter of the process's signals; a signal ends a wait.
-        """
-        self.core: Coordinator | None = None  # who answers queries, once it is made
-        self._channel = channel
-        self._signals = signals
-        self._told = False
-        self._kept: list[Received] = []
-        self._asked: set[bytes] = set()  # who was answered in this call
-        self._ends: float | None = None  # of a run that is to stop: until when it is waited
-
-    def __call__(self, reason: str) -> None:
-        """Handle the messages that came; called by the store several times a second with the reason of its wait.
-
-        Raises:
-            StoreUnusable: A signal came, or the run was asked to stop a short time ago. The broker can only exit now.
-        """
-        if not self._told:
-            log.warning("the broker waits for its records", reason=reason)
-        self._told = True
-        if self._ends is None and self.core is not None and self.core.is_interrupted:
-            self._ends = monotonic() + STOPPING
-        if self._signals.count or (self._ends is not None and monotonic() >= self._ends):
-            lacking = reason.partition(TRIED)[0]
-            raise StoreUnusable(
-                f"interrupted while the broker waited for its records: {lacking}. Mend that, and resume the run"
-            )
-        if self.core is not None:
-            self._asked.clear()
-            with self.core.run.without_records(reason):
-                for sender, frame in self._channel.receive(0.0) or ():
-                    with suppress(BadMessage):
-                        self._take(self.core, sender, frame or b"")
-
-    def over(self) -> Sequence[Received]:
-        """Return the messages kept during a wait, to be handled now, and note that the wait is over.
-
-        Call it when the store has not waited, or no longer waits.
-        """
-        if self._told and self.core is not None:
-            log.info("the broker keeps its records again")
-            self._told = False
-        kept, self._kept, self._ends = self._kept, [], None
-        return kept
-
-    def _take(self, core: Coordinator, sender: bytes, frame: bytes) -> None:
-        message, seal = decode_to_broker(frame, core.is_proven)
-        match message:
-            case Ask() as ask if sender not in self._asked and len(self._asked) < QUESTIONS:
-                self._asked.add(sender)
-                recipient, answer = core.answer(sender, ask, time())
-                self._channel.send([(recipient, encode(answer))])
-            case Failed() | Goodbye() if len(self._kept) < MOST and len(frame) <= LARGEST:
-                if core.is_proven(message.incarnation, seal):
-                    self._kept.append((sender, frame))
-            case StopRun() | Exited() if len(self._kept) < MOST and seal.is_of(core.run.keys.of_control):
-                self._kept.append((sender, frame))
-                if isinstance(message, StopRun) and not message.over:
-                    self._ends = self._ends or monotonic() + STOPPING
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +80,9 @@ class BrokerOptions:
     length: RunLength | None = None
 
 
-def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None] = lambda endpoint: None) -> int:
+def run_broker(
+    plan: Plan, place: BrokerOptions, on_bound: Callable[[str, str], None] = lambda endpoint, line: None
+) -> int:
     """Serve the run until it has ended and its workers have exited; return the run's exit code.
 
     The run's records are where `broker.store` says: a broker of the same run continues where one was killed. Queues at
@@ -161,7 +92,8 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
     Args:
         plan: Plan of the run.
         place: Options of the broker.
-        on_bound: Called with the endpoint once the broker is bound to it.
+        on_bound: Called once the broker is bound: with its endpoint, and with the line by which other machines join, ""
+            if they need none.
 
     Raises:
         EndpointTaken: The address cannot be bound.
@@ -170,15 +102,16 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         FolderUnusable: The folder for the run's files cannot be made.
         PlanRefused: The plan cannot be used.
         ModelRefused: The model of the plan cannot be used.
+        KeyUnusable: The broker has keys, and the user's key file cannot be made or read.
     """
     orphaned = Event()
     place.lifeline.end_process_when_cut(first=orphaned.set)
     plan, schedule = _scheduled(plan)
     folder = runs.make_folder(plan, place.run)
-    signals = Signals()
+    signals, entrance = Signals(), Entrance.of(plan, place.url, os.environ)
     # First the address: a broker that does not get it must leave the records to the one that has it.
     with (
-        closing(open_server(place.url)) as channel,
+        closing(open_server(place.url, entrance.keys)) as channel,
         closing(open_store(plan, place.run, wait := StoreWait(channel, signals))) as store,
     ):
         supervised = place.lifeline.supervised
@@ -189,16 +122,20 @@ def run_broker(plan: Plan, place: BrokerOptions, on_bound: Callable[[str], None]
         run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=supervised)
         # Not before: another plan's broker must leave this run's alone.
         persist_json(folder / runs.PLAN, plan.as_mapping())
-        core = wait.core = Coordinator(replace(terms, earlier=earlier_run(plan, run)), store, run, time())
+        opened = entrance.open(store, run, supervised=supervised)
+        terms = replace(terms, earlier=earlier_run(plan, run), access=opened.access)
+        core = Coordinator(terms, store, run, time())
+        wait.serve(core, gate := opened.gate(core))
         if not supervised:
             write_owner(folder, plan, "broker")
-        host = _Host(core, plan, folder, orphaned, signals)
+        host = BrokerHost(core, plan, folder, orphaned, signals)
         address = partial(runs.write_broker_url, folder, channel.endpoint, core.run.keys.of_control)
         keep_trying(address, folder / runs.BROKER)
         try:
-            on_bound(channel.endpoint)
+            on_bound(channel.endpoint, opened.join_line(channel.endpoint))
             linger = 1.0 if supervised else LINGER
-            serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over)
+            note = KeyLog(folder).note
+            serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over, gate=gate, note=note)
             _clear_queues(core.run, plan.queues.url)
             core.keep_observation(time())
         except StoreUnusable as error:
@@ -217,6 +154,8 @@ def serve_channel(
     stop: Callable[[], bool] = lambda: False,
     linger: float = LINGER,
     kept: Callable[[], Sequence[Received]] = tuple,
+    gate: Gatekeeper | None = None,
+    note: Callable[[Sequence[KeyEvent]], None] = lambda events: None,
 ) -> None:
     """Serve until `stop()` is true, or until the run is over and the broker is no longer needed.
 
@@ -225,17 +164,25 @@ def serve_channel(
         channel: Channel of the broker.
         stop: Called about twenty times a second.
         linger: Seconds to stay after the run for commands that ask about it.
-        kept: Returns the messages that came while the store waited.
+        kept: Returns the messages that passed the gate while the store waited.
+        gate: Decides which messages pass to the coordinator; None: all do.
+        note: Called with what has become of keys.
 
     Raises:
         StoreUnusable: The records cannot be reached or written.
     """
     clock, departure = _wall_clock(), _Departure(coordinator, linger)
-    answers = RateLimit(ANSWERED)
+    answers, gate = RateLimit(ANSWERED), gate or OpenGate()
     while not (stop() or departure.is_due()):
         received = channel.receive(TURN)
-        if received is not None:  # else the coordinator learns from its next turn that it was away
-            _turn(coordinator, channel, [*kept(), *received], clock, answers)
+        if received is None:  # the coordinator learns from its next turn that it was away
+            continue
+        found = gate.sort(received, channel.key_of, clock())
+        channel.send(found.answers)
+        note(found.events)
+        _turn(coordinator, channel, [*kept(), *found.passed], clock, answers)
+        if found.readmit:
+            channel.readmit()
 
 
 def _wall_clock() -> Callable[[], float]:
@@ -351,48 +298,3 @@ def _exit_code(run: str, outcome: RunOutcome | None) -> int:
     if outcome.code:
         log.error("the run has failed", reason=outcome.reason)
     return outcome.code
-
-
-class _Host:
-    """The process around the coordinator: obeys signals, watches the lifeline, and writes the run's files."""
-
-    def __init__(self, core: Coordinator, plan: Plan, folder: Path, orphaned: Event, signals: Signals) -> None:
-        self._core = core
-        self._plan = plan
-        self._folder = folder
-        self._orphaned = orphaned  # the process that started this one is gone
-        self._signals = signals
-        self._started = self._observed = monotonic()
-        self._over = core.run.outcome is not None
-
-    def should_exit(self) -> bool:
-        """Return True if the broker is to exit at once; called in every turn.
-
-        After a first signal the run is stopped; workers learn of it with their next report. A run that is over does not
-        keep the broker running after a signal.
-        """
-        if self._signals.count and self._core.run.lifecycle.state is not Life.DISMISSED:
-            self._core.handle(b"", StopRun("the broker was interrupted"), time())
-        if not self._over and self._core.run.outcome is not None:
-            self._over = True
-            self._observed = 0.0  # the end is to be found in the records at once
-            self._keep_result()
-        if monotonic() - self._observed >= EVERY:
-            self._observed = monotonic()
-            self._core.keep_observation(time())
-        return self._signals.count > 1 or self._orphaned.is_set()
-
-    def _keep_result(self) -> None:
-        for _, answer in self._core.handle(b"", Ask("status"), time()):
-            if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
-                run, seconds = self._core.run.id, monotonic() - self._started
-                result, file = (
-                    result_of(run, self._plan.schedule.in_step, answer.facts, seconds),
-                    self._folder / runs.RESULT,
-                )
-                try:
-                    persist_json(file, result)
-                except OSError as error:  # the run has ended well, and the records say so
-                    log.error("the result is not kept", reason=f"{file} cannot be written: {reason_of(error)}")
-                else:
-                    log.info("result", weights_sha256=result.weights_sha256, file=file)

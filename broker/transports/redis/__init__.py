@@ -13,11 +13,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
 from stageline.broker.control.store import KEPT_STEPS, Store
-from stageline.broker.errors import AddressUnusable
 from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.transports.base import Backend, key_expected, place_of
-from stageline.pipeline.addresses import is_elsewhere, masked, register, unclear_password
+from stageline.pipeline.addresses import is_elsewhere, register, unclear_password
 
 if TYPE_CHECKING:
     from stageline.broker.queues.base import WorkerQueues
@@ -47,13 +46,18 @@ class RedisBackend(Backend):
             return f"what follows the host, {parts.path!r}, is not the number of a database"
         return None
 
+    def crosses(self, url: str) -> bool:
+        """Return True if the server at the valid `url` may be on another machine."""
+        parts = urlsplit(url)
+        return parts.scheme != "unix" and is_elsewhere(parts.hostname or "")
+
     def lacking(self, url: str) -> tuple[str, ...]:
         """Return the protections, of "a password" and "TLS", that the server at the valid `url` is used without.
 
         Nothing is lacking for a Unix socket or a loopback address. A client certificate counts as a password.
         """
         parts = urlsplit(url)
-        if parts.scheme == "unix" or not is_elsewhere(parts.hostname or ""):
+        if not self.crosses(url):
             return ()
         is_encrypted = parts.scheme == "rediss"
         proofs = ("password", "ssl_certfile") if is_encrypted else ("password",)
@@ -76,8 +80,11 @@ class RedisBackend(Backend):
         from .channel import RedisClientChannel
 
         address, key = key_expected(url, pair)
-        _demand_none(key, url)
-        return RedisClientChannel(address)
+        if pair is None or key is None:
+            return RedisClientChannel(address)
+        from .sealed_channel import sealed_client  # its ciphers take 12 ms to load
+
+        return sealed_client(address, pair, key)
 
     def open_server(self, url: str, keys: ServerKeys | None = None) -> ServerChannel:
         """Return the channel of a broker at the server, as `Backend.open_server`.
@@ -86,16 +93,27 @@ class RedisBackend(Backend):
         """
         from .channel import RedisServerChannel
 
-        _demand_none(keys, url)
-        return RedisServerChannel(place_of(url, keys))
+        address = place_of(url, keys)
+        if keys is None:
+            return RedisServerChannel(address)
+        from .sealed_channel import sealed_server
+
+        return sealed_server(address, keys)
 
     def open_store(
-        self, url: str, run: str, patience: float, waiting: Callable[[str], None], *, kept_steps: int = KEPT_STEPS
+        self,
+        url: str,
+        run: str,
+        patience: float,
+        waiting: Callable[[str], None],
+        *,
+        kept_steps: int = KEPT_STEPS,
+        secret: bytes = b"",
     ) -> Store:
         """Return the store of `run` at the server, as `Backend.open_store`."""
         from .store import RedisStore
 
-        return RedisStore(url, run, kept_steps, patience, waiting)
+        return RedisStore(url, run, kept_steps, patience, waiting, secret)
 
     def check_server(self, url: str) -> str:
         """Return a sentence about the server at `url`, with warnings.
@@ -119,12 +137,6 @@ class RedisBackend(Backend):
         from .entries import prefix
 
         return f"redis-cli --scan --pattern '{prefix(run)}*' | grep -v :store: | xargs redis-cli unlink"
-
-
-def _demand_none(keys: object, url: str) -> None:
-    """Raise `AddressUnusable` if there are keys: nothing may go in clear that is meant to be sealed."""
-    if keys is not None:
-        raise AddressUnusable(f"cannot use {masked(url)}: a broker that is met at a Redis server has no keys yet")
 
 
 register(RedisBackend())

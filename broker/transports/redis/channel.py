@@ -1,6 +1,7 @@
 """Control messages through a Redis server (or Valkey), for a broker and workers that can only connect outwards.
 
-    stageline:{NAME}:broker        string   "HOST/PID/TOKEN" of the broker; expires some seconds after it ends
+    stageline:{NAME}:broker        string   "HOST/PID/TOKEN" of the broker, or "KEY/TOKEN" of one with keys, whose
+                                            messages travel in boxes; expires some seconds after it ends
     stageline:{NAME}:to-broker     list     messages to it: 16 bytes that name the sender, then the message
     stageline:{NAME}:to:SENDER     list     messages from it to one sender
 
@@ -22,6 +23,8 @@ import structlog
 
 from stageline.broker.control.channel import LARGEST, Envelope, Received
 from stageline.broker.errors import AddressUnusable, EndpointTaken
+from stageline.broker.keys.pairs import VERSION, PublicKey
+from stageline.broker.keys.refusal import KeyRefusal
 
 from .answers import RedisAway, RedisRefusal, RedisUnfit, sound
 from .connection import RedisLink
@@ -41,10 +44,17 @@ log = structlog.get_logger()
 class RedisClientChannel:
     """`ClientChannel` to a broker through a Redis server."""
 
-    refusal = ""  # the server's refusals are troubles
+    def __init__(self, url: str, key: PublicKey | None = None) -> None:
+        """Prepare a connection, which is made on the first use.
 
-    def __init__(self, url: str) -> None:
-        """Prepare a connection, which is made on the first use. Raises `AddressUnusable` for a malformed URL."""
+        Args:
+            url: Address, without a key.
+            key: Key that the broker should have; None: it should have none.
+
+        Raises:
+            AddressUnusable: The URL is malformed.
+        """
+        self._expected = b"" if key is None else key.text.encode()
         self._me = secrets.token_hex(_SENDER // 2).encode()
         self._broker: bytes | None = None
         self._new = False
@@ -55,6 +65,16 @@ class RedisClientChannel:
             self._link, self._prefix = _open(url)
         except RedisUnfit as error:
             raise AddressUnusable(f"cannot reach the broker: {error}") from error
+
+    @property
+    def refusal(self) -> str:
+        """The reason why the broker that is named at the server is not the expected one, which any client may forge."""
+        found = None if self._broker is None else _key_in(self._broker)
+        if found in (None, self._expected):
+            return KeyRefusal.NONE
+        if not self._expected:
+            return KeyRefusal.KEYS_NEEDED
+        return KeyRefusal.ANOTHER_KEY if found else KeyRefusal.NO_KEYS
 
     def send(self, message: bytes) -> bool:
         """Send `message` to the broker. Returns False if there is none, or the server is away or refuses: it is lost.
@@ -118,10 +138,14 @@ class RedisClientChannel:
 class RedisServerChannel:
     """`ServerChannel` of a broker through a Redis server."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: PublicKey | None = None) -> None:
         """Take the place of the broker at the server, and drop messages to the one before.
 
         A broker that was killed is waited for until its key expires.
+
+        Args:
+            url: Address, without a key.
+            key: Key that the broker is named by; None: by its host and process.
 
         Raises:
             EndpointTaken: Another broker has the place.
@@ -130,7 +154,8 @@ class RedisServerChannel:
         """
         self.endpoint = url
         self._link, self._prefix = _open(url)
-        self._me = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(8)}".encode()
+        label = f"{socket.gethostname()}/{os.getpid()}" if key is None else key.text
+        self._me = f"{label}/{secrets.token_hex(8)}".encode()
         self._refreshed = 0.0
         self._away = False
         self._acquire()
@@ -216,7 +241,10 @@ class RedisServerChannel:
         return found
 
     def _who(self) -> str:
-        host, _, rest = (self._holder() or b"").decode("utf-8", "replace").partition("/")
+        holder = self._holder() or b""
+        if key := _key_in(holder):
+            return f"a broker with the key {key.decode()}"
+        host, _, rest = holder.decode("utf-8", "replace").partition("/")
         return f"a broker (pid {rest.partition('/')[0]} on host {host})" if host else "another broker"
 
     def _note_server(self, trouble: str) -> None:
@@ -230,8 +258,17 @@ class RedisServerChannel:
 
 def _open(url: str) -> tuple[RedisLink, bytes]:
     """Return the server, and what the keys of the broker begin with."""
-    address, _, name = url.partition("#")
-    return RedisLink(address), f"stageline:{{{unquote(name) or NAME}}}:".encode()
+    return RedisLink(url.partition("#")[0]), f"stageline:{{{broker_name(url)}}}:".encode()
+
+
+def broker_name(url: str) -> str:
+    """Return the name of the broker at the address `url`, which has no key."""
+    return unquote(url.partition("#")[2]) or NAME
+
+
+def _key_in(broker: bytes) -> bytes:
+    """Return the text of the key that a broker is named by, b"" without one."""
+    return broker.rpartition(b"/")[0] if broker.startswith(f"{VERSION}.".encode()) and broker.count(b"/") == 1 else b""
 
 
 def _seconds(timeout: float) -> bytes:

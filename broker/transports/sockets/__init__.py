@@ -17,6 +17,8 @@ from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.transports.base import Backend, key_expected, place_of
 from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, parted, register
 
+from .relay import RelayBackend
+
 if TYPE_CHECKING:
     from stageline.broker.queues.base import WorkerQueues
     from stageline.broker.queues.ends import QueueOptions
@@ -58,20 +60,18 @@ class _ZeroMQBackend(Backend):
 
     def open_client(self, url: str, pair: KeyPair | None = None, *, keeps: bool = False) -> ClientChannel:
         """Return a connection to the broker at `url`, as `Backend.open_client`."""
-        from .curve import CurveClient
+        from .curve import client_of
         from .zeromq_channel import ZeroMQClientChannel
 
         address, key = key_expected(url, pair)
-        curve = None if pair is None or key is None else CurveClient(pair, key)
-        return ZeroMQClientChannel(address, curve, keeps=keeps)
+        return ZeroMQClientChannel(address, client_of(pair, key), keeps=keeps)
 
     def open_server(self, url: str, keys: ServerKeys | None = None) -> ServerChannel:
         """Return the channel of a broker that listens at `url`, as `Backend.open_server`."""
-        from .curve import CurveServer
+        from .curve import server_of
         from .zeromq_channel import ZeroMQServerChannel
 
-        curve = None if keys is None else CurveServer(keys.pair, keys.admission)
-        return ZeroMQServerChannel(place_of(url, keys), curve)
+        return ZeroMQServerChannel(place_of(url, keys), server_of(keys))
 
     def listens(self, url: str) -> bool:
         """Return False if no process listens at `url`; True if one does, or only an answer can tell."""
@@ -154,5 +154,5 @@ def _port(url: str) -> str:
     return parted(url)[0].rpartition(":")[2]
 
 
-for _each in (ShmBackend(), IpcBackend(), TcpBackend()):
+for _each in (ShmBackend(), IpcBackend(), TcpBackend(), RelayBackend()):
     register(_each)

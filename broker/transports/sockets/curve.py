@@ -10,7 +10,8 @@ from typing import Any
 
 import zmq
 
-from stageline.broker.keys.admission import Admission, QueueKeys
+from stageline.broker.keys.admission import Admission, ServerKeys
+from stageline.broker.keys.join_line import keyed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
 
 from .bind import open_socket
@@ -95,11 +96,16 @@ def surplus(curve: Curve) -> int:
     return 0 if curve is None else SURPLUS
 
 
-def server_of(keys: QueueKeys | None) -> CurveServer | None:
-    """Return the keys of a worker's socket that listens."""
+def server_of(keys: ServerKeys | None) -> CurveServer | None:
+    """Return the keys of a socket that listens; None without any."""
     return None if keys is None else CurveServer(keys.pair, keys.admission)
 
 
-def client_of(keys: QueueKeys | None, endpoint: str) -> CurveClient | None:
-    """Return the keys of a worker's socket that dials `endpoint`."""
-    return None if keys is None else CurveClient(keys.pair, keys.key_at(endpoint))
+def client_of(pair: KeyPair | None, server: PublicKey | None) -> CurveClient | None:
+    """Return the keys of a socket that dials; None without any. There are both keys, or neither: see `key_expected`."""
+    return None if pair is None or server is None else CurveClient(pair, server)
+
+
+def endpoint_of(address: str, curve: CurveServer | None) -> str:
+    """Return the address of a socket that listens, as others dial it: with its key, if it has one."""
+    return address if curve is None else keyed(address, curve.pair.public)

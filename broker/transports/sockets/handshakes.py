@@ -20,11 +20,12 @@ have that key reply with a WELCOME, before they ask who is admitted.
 import re
 import socket as sockets
 from contextlib import suppress
-from enum import StrEnum
 from typing import Any
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
+
+from stageline.broker.keys.refusal import KeyRefusal
 
 from .connection_guard import open_monitor
 from .curve import CurveClient, open_keyed
@@ -45,16 +46,6 @@ _TCP = re.compile(r"tcp://\[?(.+?)\]?:(\d+)")
 _MECHANISM = b"CURVE".ljust(20, b"\0")
 _GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x00" + _MECHANISM + bytes(32)  # of ZMTP 3.0
 _HELLO_BYTES = 202
-
-
-class KeyRefusal(StrEnum):
-    """Reason why a broker's address gives no connection. Only `NOT_ADMITTED` may pass without a change of keys."""
-
-    NONE = ""
-    NOT_ADMITTED = "not admitted"
-    ANOTHER_KEY = "another broker's key"
-    NO_KEYS = "no keys there"
-    KEYS_NEEDED = "keys needed there"  # for a client without
 
 
 class ClientHandshakes:

@@ -9,12 +9,11 @@ import zmq
 
 from stageline.broker.control.channel import LARGEST, LARGEST_UNTRUSTED, Envelope, Received
 from stageline.broker.errors import AddressUnusable
-from stageline.broker.keys.join_line import keyed
 from stageline.pipeline.addresses import masked
 
 from .bind import connect, listening
 from .connection_guard import ConnectionGuard
-from .curve import CurveClient, CurveServer, open_keyed, surplus
+from .curve import CurveClient, CurveServer, endpoint_of, open_keyed, surplus
 from .handshakes import ClientHandshakes
 from .zap import key_in
 
@@ -165,8 +164,7 @@ class ZeroMQServerChannel:
             cleanup.callback(self._router.close)
             self._guard = guarded(context, self._router, url, LARGEST, curve)
             cleanup.callback(self._guard.close)
-            endpoint = cleanup.enter_context(listening(self._router, url))
-            self.endpoint = endpoint if curve is None else keyed(endpoint, curve.pair.public)
+            self.endpoint = endpoint_of(cleanup.enter_context(listening(self._router, url)), curve)
             self._resources = cleanup.pop_all()
 
     def receive(self, timeout: float) -> Sequence[Received]:

@@ -18,6 +18,7 @@ from .key_types import (
     Seconds,
     Section,
     Size,
+    Truth,
     Unset,
     WeightsPath,
     address,
@@ -151,11 +152,22 @@ class BrokerPlan(Section):
         description="Where the broker keeps its records: in a file of the run's folder, or at a Redis server.",
         examples=["redis://host:6379/0"],
     )
+    insecure: Truth = Field(
+        default=False,
+        description="Whether a broker that other machines can reach, its workers and commands go without keys, so that "
+        "anyone who reaches it can read and change the run. Give it on every machine.",
+        examples=[True],
+    )
     patience: Seconds = Field(
         default=600.0,
         description="How long (seconds) a script waits for its workers on other machines.",
         examples=["1h"],
     )
+
+    @property
+    def has_keys(self) -> bool:
+        """True if the broker at `url`, and those who dial it, have keys."""
+        return addresses.needs_keys(self.url, insecure=self.insecure)
 
 
 class WorkerPlan(Section):

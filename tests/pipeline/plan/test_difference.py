@@ -15,6 +15,7 @@ UNCOUNTED_CHANGES = [
     {"recovery__lease": 3},
     {"recovery__restarts": 3},
     {"broker__url": "tcp://127.0.0.1:7"},
+    {"broker__insecure": True},
 ]
 
 

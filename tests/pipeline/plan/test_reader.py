@@ -37,7 +37,7 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
             "on_bad_microbatch": "halt",
             "record": "bad",
         },
-        "broker": {"url": "tcp://127.0.0.1:5600", "store": "sqlite", "patience": 600.0},
+        "broker": {"url": "tcp://127.0.0.1:5600", "store": "sqlite", "insecure": False, "patience": 600.0},
         "workers": {
             "0": {"stages": [0], "device": "cpu", "threads": 1},
             "1": {"stages": [1], "device": "cpu", "threads": 1},

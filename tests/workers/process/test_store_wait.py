@@ -11,10 +11,11 @@ from stageline.broker.control.messages import Ask, Exited, Failed, Goodbye, Stop
 from stageline.broker.control.protocol import RunKeys, encode
 from stageline.broker.control.store import MemoryStore, StoreUnusable
 from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
+from stageline.broker.coordinator.gate import OpenGate
 from stageline.broker.coordinator.run import run_of
 from stageline.pipeline.process.signals import Signals
-from stageline.workers.process import broker_process as store_wait
-from stageline.workers.process.broker_process import MOST, StoreWait
+from stageline.workers.process import store_wait
+from stageline.workers.process.store_wait import MOST, StoreWait
 from support.conversation import PLAN, TERMS
 
 KEYS = RunKeys("run-1", b"k" * 32)
@@ -37,6 +38,9 @@ class Said:
         arrived, self.arrived = self.arrived, []
         return arrived
 
+    def key_of(self, sender: bytes) -> str:
+        return ""
+
     def trust(self, sender: bytes) -> None:
         pass
 
@@ -47,16 +51,17 @@ class Said:
         pass
 
 
-def waiting(*, scripted: bool = False) -> tuple[StoreWait, Said]:
+def waiting(*, scripted: bool = False) -> tuple[StoreWait, Said, Coordinator]:
     said, store = Said(), MemoryStore()
     with Signals() as signals:
         wait = StoreWait(said, signals)
-    wait.core = Coordinator(replace(TERMS, scripted=scripted), store, run_of(store, PLAN, "run-1", KEYS.key), 0.0)
-    return wait, said
+    core = Coordinator(replace(TERMS, scripted=scripted), store, run_of(store, PLAN, "run-1", KEYS.key), 0.0)
+    wait.serve(core, OpenGate())
+    return wait, said, core
 
 
 def test_what_a_worker_says_once_is_kept_though_strangers_say_the_same_before_it() -> None:
-    wait, said = waiting()
+    wait, said, _ = waiting()
     for number in range(2 * MOST):
         said.say(b"stranger", Failed(number % 3, "so it is", 1))
     said.say(b"worker", Failed(1, "out of memory", 1), KEYS.of_incarnation(1))
@@ -66,7 +71,7 @@ def test_what_a_worker_says_once_is_kept_though_strangers_say_the_same_before_it
 
 
 def test_so_many_are_answered_once_each() -> None:
-    wait, said = waiting()
+    wait, said, _ = waiting()
     for number in range(2 * QUESTIONS):
         for _ in range(2):
             said.say(b"stranger %d" % number, Ask("status"))
@@ -76,7 +81,7 @@ def test_so_many_are_answered_once_each() -> None:
 
 def test_what_a_supervisor_says_once_is_kept_and_not_what_strangers_say_in_its_name() -> None:
     """A stop was lost: the run went on once the records could be written."""
-    wait, said = waiting()
+    wait, said, _ = waiting()
     messages = StopRun("interrupted"), Exited(0, 17, 1)
     for message in messages:
         said.say(b"stranger", message)
@@ -87,7 +92,7 @@ def test_what_a_supervisor_says_once_is_kept_and_not_what_strangers_say_in_its_n
 
 def test_a_run_that_is_to_stop_waits_only_a_little_for_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited a minute."""
-    wait, said = waiting()
+    wait, said, _ = waiting()
     monkeypatch.setattr(store_wait, "STOPPING", 0.0)
     said.say(b"stranger", StopRun("interrupted"))
     said.say(b"supervisor", StopRun("over", over=True), KEYS.of_control)
@@ -107,10 +112,9 @@ def test_a_run_that_is_to_stop_waits_only_a_little_for_its_records(monkeypatch: 
 def test_a_run_that_was_stopped_before_its_records_failed_waits_only_a_little_too(
     before: ToBroker, gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait, _ = waiting(scripted=True)
+    wait, _, core = waiting(scripted=True)
     monkeypatch.setattr(store_wait, "STOPPING", 0.0)
-    assert wait.core is not None
-    wait.core.handle(b"", before, 0.0)
-    assert wait.core.stop_requested is not (isinstance(before, StopRun) and before.over)
+    core.handle(b"", before, 0.0)
+    assert core.stop_requested is not (isinstance(before, StopRun) and before.over)
     with pytest.raises(StoreUnusable, match=r"resume the run \[SL318\]$") if gives_up else nullcontext():
         wait("cannot write: full; tried for 0 s, gives up in 60 s")
