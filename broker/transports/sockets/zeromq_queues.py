@@ -27,6 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.codec.message import LIMITS, Frame, Message
 from stageline.broker.errors import EndpointTaken
+from stageline.broker.keys.pairs import PublicKey
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
@@ -327,7 +328,7 @@ class Router(OutboundLink):
 class ZeroMQQueues(LinkedQueues):
     """All queue ends of one worker, over ZeroMQ."""
 
-    schemes = ("ipc://", "tcp://")
+    schemes: tuple[str, ...] = ("ipc://", "tcp://")
 
     def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:
         """Open the queues, with a socket that listens at `bind_url`.
@@ -342,7 +343,6 @@ class ZeroMQQueues(LinkedQueues):
             EndpointTaken: `bind_url` cannot be bound.
         """
         super().__init__(run, incarnation, options)
-        self.trouble: Trouble | None = None  # always: no server stands between workers
         self._hwm = 2 * options.ahead + 16  # a resend may double what is on its way
         self._context: Context = zmq.Context()
         try:
@@ -354,6 +354,11 @@ class ZeroMQQueues(LinkedQueues):
             self._wakeup.close()
             raise
         self.endpoint = self.router.endpoint
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """None: no server stands between the workers."""
+        return None
 
     def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
         """Wait at one socket if nothing waits to be sent: one system call, not several."""
@@ -375,5 +380,9 @@ class ZeroMQQueues(LinkedQueues):
         secrets = self.options.secrets
         pair = None if secrets.curve is None else secrets.curve.pair
         address, server = key_expected(endpoint, pair)
-        curve = client_of(pair, server)
-        return Dealer(self._context, address, self.run, hwm=self._hwm, keys=secrets.requests, curve=curve)
+        way, curve = self._way_to(address, server), client_of(pair, server)
+        return Dealer(self._context, way, self.run, hwm=self._hwm, keys=secrets.requests, curve=curve)
+
+    def _way_to(self, address: str, server: PublicKey | None) -> str:
+        """Return the address to dial for the worker at `address` that has the key `server`."""
+        return address
