@@ -106,7 +106,7 @@ CODES = {
     "SL606": "KeyRefused",
     "SL607": "KeyMissing",
     "SL610": "AllowFileWrong",
-    "SL611": "NotAllowed",
+    "SL611": "NoConsent",
     "SL612": "UseNotRecorded",
     "SL900": "Bug",
     "SL901": "QueueGap",

@@ -55,7 +55,7 @@ class AllowFileWrong(StagelineError):
     exit_code = ExitCode.REFUSED
 
 
-class NotAllowed(StagelineError):
+class NoConsent(StagelineError):
     """Error that the owner of the data on this machine has not allowed a plan, a file of its code, or a data source.
 
     Mend: Nothing was opened. Read what the message names. If you own the data and allow it, add the entry that
@@ -139,7 +139,7 @@ class AllowFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             today: Today's date here.
 
         Raises:
-            NotAllowed: No entry does; the text names what differs from the nearest.
+            NoConsent: No entry does; the text names what differs from the nearest.
         """
         code = code_files(plan)
         compared = [(entry, [*entry.faults(plan, code, today)]) for entry in self._near(plan)]
@@ -152,7 +152,7 @@ class AllowFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             reason = "there is no such file"
         else:
             reason = f"it lists {', '.join(sorted({each.name for each in self.allow})) or 'no plan'}"
-        raise NotAllowed(f"plan {plan.run.name} is not allowed by {file}: {reason}. Nothing was opened. {_way(plan)}")
+        raise NoConsent(f"plan {plan.run.name} is not allowed by {file}: {reason}. Nothing was opened. {_way(plan)}")
 
     def _near(self, plan: Plan) -> list[Allowance]:
         """Return the entries with the digest of `plan`; without any, those with its name."""

@@ -19,7 +19,7 @@ from stageline.pipeline.model.load import base_folder
 from stageline.pipeline.plan import Plan
 from stageline.workers.runtime.worker_feature import WorkerPlace
 
-from .allow_file import SHORT, Allowance, NotAllowed, from_here, read_allowed
+from .allow_file import SHORT, Allowance, NoConsent, from_here, read_allowed
 from .code_files import ListedFinder, ListedLoader
 from .data_use import DataUse, UsedSource
 
@@ -50,33 +50,33 @@ class ConsentGuard:
         return next((base_folder(plan).resolve() for plan, _ in reversed(self._plans.values())), Path.cwd())
 
     def demand(self, plan: Plan) -> None:
-        """Raise `NotAllowed` unless an entry of the file allows `plan`, and the code of it that is here."""
+        """Raise `NoConsent` unless an entry of the file allows `plan`, and the code of it that is here."""
         entry = self._allowed.entry_for(plan, self._file, date.today())
         self._plans.pop(plan.digest(), None)  # the last one is that of the folder
         self._plans[plan.digest()] = plan, entry
         self._listed |= {(self.folder / name).resolve(): digest for name, digest in entry.code.items()}
 
     def loader(self, name: str, file: Path) -> ListedLoader:
-        """Return the loader of `file`, which raises `NotAllowed` for another content than the listed one."""
+        """Return the loader of `file`, which raises `NoConsent` for another content than the listed one."""
         return ListedLoader(name, str(file), self.demand_code)
 
     def demand_code(self, file: Path, content: bytes) -> None:
-        """Raise `NotAllowed` unless a plan that was allowed lists `file` with this `content`."""
+        """Raise `NoConsent` unless a plan that was allowed lists `file` with this `content`."""
         found, wanted = sha256(content).hexdigest(), self._listed.get(file.resolve())
         if not self._plans:
-            raise NotAllowed(
+            raise NoConsent(
                 f"{file} would be imported before its plan is compared with {self._file}, and was not. A function that "
                 "lists a schedule is such a file: write its rows into a CSV file, and name that as schedule.file"
             )
         if wanted is None:
             known = file.resolve()
             name = known.relative_to(self.folder) if known.is_relative_to(self.folder) else known
-            raise NotAllowed(
+            raise NoConsent(
                 f"{file} is imported and not listed in {self._file}. If you allow it, add this line below "
                 f'[allow.code]: "{name}" = "{found}"'
             )
         if found != wanted:
-            raise NotAllowed(
+            raise NoConsent(
                 f"{file} is not the file that {self._file} allows (SHA-256 {found[:SHORT]} here, {wanted[:SHORT]} "
                 "there): it was changed after this process began"
             )
@@ -90,15 +90,15 @@ class ConsentGuard:
             make: Opens the source.
 
         Raises:
-            NotAllowed: The entry does not list it.
+            NoConsent: The entry does not list it.
             UseNotRecorded: The use cannot be recorded.
         """
         name = ", ".join(references)
         if not self._plans:
-            raise NotAllowed(f"{name} would be opened before its plan is compared with {self._file}, and was not")
+            raise NoConsent(f"{name} would be opened before its plan is compared with {self._file}, and was not")
         compared, entry = [*self._plans.values()][-1]
         if missing := [each for each in references if each not in entry.sources]:
-            raise NotAllowed(
+            raise NoConsent(
                 f"{missing[0]} would be opened, and is not among the sources of plan {entry.name} in {self._file}: "
                 f"{', '.join(entry.sources) or 'none'}. Nothing of it was opened"
             )
@@ -126,7 +126,7 @@ class ConsentGuard:
 
     def _demand_in_time(self, entry: Allowance) -> None:
         if entry.ended(date.today()):
-            raise NotAllowed(
+            raise NoConsent(
                 f"plan {entry.name} was allowed until {entry.until} by {self._file}. Its owner can write a later day"
             )
 

@@ -17,7 +17,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.model.load import load_inputs
 from stageline.pipeline.model.own_schedule import read_plan
 from stageline.pipeline.plan import from_mapping
-from stageline.workers.extras.consent.allow_file import AllowFileWrong, NotAllowed, entry_text, read_allowed
+from stageline.workers.extras.consent.allow_file import AllowFileWrong, NoConsent, entry_text, read_allowed
 from stageline.workers.extras.consent.code_files import is_own
 from stageline.workers.extras.consent.guard import keep_to
 from support.workspace import DATA, MODEL, Workspace
@@ -305,7 +305,7 @@ def test_the_refusal_of_a_plan_without_a_file_has_the_entry_itself(
     """A script's worker has no plan file that `stageline allow` could read."""
     monkeypatch.chdir(owner.workspace.folder)
     plan = from_mapping(read_plan(owner.workspace.folder).as_mapping())
-    with keep_to(owner.file, "worker"), pytest.raises(NotAllowed) as refused:
+    with keep_to(owner.file, "worker"), pytest.raises(NoConsent) as refused:
         read_allowed(owner.file).entry_for(plan, owner.file, date.today())
     assert entry_text(plan) in str(refused.value)
 
@@ -313,7 +313,7 @@ def test_the_refusal_of_a_plan_without_a_file_has_the_entry_itself(
 def test_what_is_opened_before_its_plan_was_compared_is_refused(owner: Owner) -> None:
     owner.allow()
     plan = read_plan(owner.workspace.folder)
-    with keep_to(owner.file, "worker"), pytest.raises(NotAllowed):
+    with keep_to(owner.file, "worker"), pytest.raises(NoConsent):
         load_inputs(plan)
     assert not (owner.workspace.folder / "trace").exists()
 
