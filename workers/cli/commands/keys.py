@@ -9,6 +9,7 @@ from stageline.broker.keys.pairs import KeyPair
 from stageline.workers.cli import options
 from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.output import answer, say
+from stageline.workers.cli.redis_access import acl
 from stageline.workers.keys.key_file import key_path, new_pair, read_pair
 
 
@@ -59,3 +60,6 @@ def show(path: Path, as_json: bool) -> None:
 def _tell(pair: KeyPair, path: Path, as_json: bool) -> None:
     facts = {"schema": "key/1", "key": pair.public.text, "file": str(path)}
     answer(facts, as_json, lambda: say(f"key   {pair.public.text}\nfile  {path}"))
+
+
+keys.add_command(acl)
