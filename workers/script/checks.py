@@ -263,7 +263,8 @@ def check_address(broker: str) -> None:
     if found is not None:
         raise ValueError(
             f"broker = {masked(broker)!r} is not an address that workers on other machines can reach: "
-            f"{found or 'it is of another kind'}. Write tcp://0.0.0.0:7000 to listen there, redis://host:6379/0, or the address that `stageline relay` prints"
+            f"{found or 'it is of another kind'}. Write tcp://0.0.0.0:7000 to listen there, redis://host:6379/0, or "
+            "the address that `stageline relay` prints"
         )
 
 
