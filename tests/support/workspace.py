@@ -116,7 +116,8 @@ class Workspace:
 
     def start(self, *arguments: str, cold: bool = False, **environment: str) -> Command:
         """A command in a process of its own, forked, or `cold`: with its own interpreter, which imports torch."""
-        complete = {**os.environ, "TMPDIR": str(self.temporary), **environment}
+        own = {"TMPDIR": str(self.temporary), "XDG_CONFIG_HOME": str(self.folder / ".config")}  # a machine's own key
+        complete = {**os.environ, **own, **environment}
         started = self._start_cold(arguments, complete) if cold else self._fork(arguments, complete)
         self._started.append(started)
         return started
@@ -221,6 +222,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def own_address() -> str:
+    """An address of this machine that is none of its loopback, if it has one."""
+    import socket
+
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def lines(text: str) -> Iterator[str]:

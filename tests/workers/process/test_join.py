@@ -125,7 +125,7 @@ def test_a_refusal_by_a_run_that_goes_on_stands_and_other_code_than_was_imported
     ("arguments", "why"),
     [
         (("--join", "tcp://127.0.0.1:7000", "--broker", "tcp://127.0.0.1:7000"), "--join goes without --broker"),
-        (("--join",), "--join needs the line that the script printed"),
+        (("--join",), "--join needs the line that was printed"),
         (("--join", "tcp://0.0.0.0:0"), "its port must be the one"),
     ],
 )
