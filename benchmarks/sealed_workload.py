@@ -1,6 +1,5 @@
 """The benchmark's model, whose workers seal their queues over Redis with secrets made of the run's."""
 
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -8,11 +7,14 @@ from torch import nn
 from benchmarks.wires.sealed import sealing
 from benchmarks.workload import build as build_model
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.workers.process import open_queues
 
 
 def sealed_options(**options: Any) -> QueueOptions:
-    return QueueOptions(**options, sealing_of=partial(sealing, key=options["key"]))
+    keys = options.pop("secrets").requests
+    secrets = QueueSecrets(keys, sealing_of=lambda queue: sealing(queue, keys[queue.name]))
+    return QueueOptions(**options, secrets=secrets)
 
 
 def build(width: int, layers: int) -> nn.Sequential:

@@ -145,7 +145,7 @@ class BadKey(BrokerError):
     """
 
     error_code = "SL601"
-    exit_code = ExitCode.REFUSED
+    exit_code = ExitCode.NOT_ADMITTED
 
 
 class BadJoinLine(BrokerError):
@@ -158,7 +158,7 @@ class BadJoinLine(BrokerError):
     """
 
     error_code = "SL602"
-    exit_code = ExitCode.REFUSED
+    exit_code = ExitCode.NOT_ADMITTED
 
 
 class NotEnrolled(BrokerError):
@@ -171,4 +171,4 @@ class NotEnrolled(BrokerError):
     """
 
     error_code = "SL603"
-    exit_code = ExitCode.REFUSED
+    exit_code = ExitCode.NOT_ADMITTED

@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     NO_BROKER = 3  # no broker can be reached
     NO_WORKER = 69  # no worker is there for some of the stages
     SAVED = 75  # stopped with its work saved: starting it again resumes it
+    NOT_ADMITTED = 77  # the broker does not take this machine's key, or the line that it was given
     REFUSED = 78  # the plan cannot work: starting it again does not help
     INTERRUPTED = 130  # stopped with nothing saved
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from stageline.broker.keys.sealing import QueueContext, QueueSecret, Sealing
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.pipeline.program import Queue
 
 from .ours import TERMS, OurWire
@@ -13,7 +14,7 @@ from .redis import wire_over
 
 def open_sealed_wire(url: str, end: int, nbytes: int) -> OurWire:
     """Our queues over the server at `url`, sealed."""
-    return wire_over(url, end, replace(TERMS, sealing_of=sealing))
+    return wire_over(url, end, replace(TERMS, secrets=QueueSecrets(sealing_of=sealing)))
 
 
 def sealing(queue: Queue, key: bytes = b"") -> Sealing:

@@ -26,7 +26,7 @@ class ClientChannel(Protocol):
 
     @property
     def refusal(self) -> str:
-        """The reason why what is at the broker's address gives no connection to these keys, "" if none is known.
+        """The `KeyRefusal` by what is at the broker's address, "" if none is known; may take seconds.
 
         Transports without keys know none.
         """

@@ -22,6 +22,7 @@ import msgspec
 from stageline.broker.keys.orders import KeyOrder
 from stageline.pipeline.program import Queue
 
+from .place_keys import PlaceKeys, Secret
 from .records import (
     Count,
     EvaluationRecord,
@@ -47,7 +48,6 @@ WAITS = "waits"  # the first word of `Report.now` while the compute loop has not
 
 Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
-Secret = Annotated[bytes, msgspec.Meta(max_length=64)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 StepDigest = tuple[Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]]  # of a queue's step
 
@@ -221,7 +221,7 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
         since: No worker of this incarnation or an older one still runs: the run was restarted as a whole, perhaps
             further back than those were, and their statements about their queues must be ignored.
         secret: The incarnation's secret, for the worker's seals; empty if the worker has it.
-        queue_key: The secret that seals requests between the ends of queues.
+        keys: The secrets of the place's queues. A running worker takes them over if they are others than before.
         length: The run's length, if the broker knows it.
         orders: As in `ScheduleOrders`; so is `closed`.
     """
@@ -233,7 +233,7 @@ class Assigned(_ControlMessage, frozen=True, tag="assigned"):
     keep: bool = False
     since: Count = 0
     secret: Secret = b""
-    queue_key: Secret = b""
+    keys: PlaceKeys = PlaceKeys()
     length: RunLength | None = None
     orders: tuple[ScheduleOrder, ...] = ()
     closed: Count | None = None

@@ -60,10 +60,24 @@ class RunKeys:
         """Return the secret that seals the messages between the broker and the worker of `incarnation`."""
         return self._derived(f"incarnation {incarnation}")
 
+    def of_link(self, place: int, other: int, generation: int = 0) -> bytes:
+        """Return the secret that two places share, from which the keys of the queues between them are derived.
+
+        Args:
+            place: One place.
+            other: The other place.
+            generation: Count of the keys that the run has had.
+        """
+        return self._derived(f"link {min(place, other)} {max(place, other)} {generation}")
+
+    def of_place(self, index: int, generation: int = 0) -> bytes:
+        """Return the secret key of a place's sockets, in a generation of keys."""
+        return self._derived(f"place {index} {generation}")
+
     @property
-    def of_queues(self) -> bytes:
-        """The secret that seals the requests between the ends of the workers' queues."""
-        return self._derived("queues")
+    def salt(self) -> bytes:
+        """Random bytes of the run's records, by which another run of the same name has other keys. Not a secret."""
+        return self._derived("salt")
 
     @property
     def of_control(self) -> bytes:

@@ -38,6 +38,7 @@ from stageline.pipeline.plan import differences
 from stageline.pipeline.program import Queue
 
 from . import records, reports
+from .place_keys import endpoints, keys_of
 from .restart import lose_records, waiting_for
 from .run import RunConfig
 from .script_place import place_of
@@ -184,7 +185,7 @@ def _place_of(run: RunState, member: Member) -> Assigned:
         keep=member.former > 0,
         since=run.registry.since,
         secret=b"" if member.aware else run.keys.of_incarnation(member.incarnation),
-        queue_key=run.keys.of_queues,
+        keys=keys_of(run, member.index),
         length=run.length,
         orders=tuple(run.orders.orders),
         closed=run.orders.closed,
@@ -194,7 +195,7 @@ def _place_of(run: RunState, member: Member) -> Assigned:
 def _inform(run: RunState, member: Member) -> None:
     """Tell the peers, to all workers if they have changed, and the newest checkpoint, which may have been missed."""
     if run.registry.complete:
-        peers = Peers(run.registry.peers)
+        peers = Peers(endpoints(run))
         if run.registry.announces():
             run.events.infos.append(f"run {run.id}: all workers have joined")
             run.broadcast(peers)

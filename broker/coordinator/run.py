@@ -15,6 +15,7 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import Fact, Store
 from stageline.broker.errors import BrokerError
 from stageline.broker.keys.access import OPEN, Access
+from stageline.broker.keys.queue_guard import QueueGuard, guard_of
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.pipeline.evaluation import Criterion
@@ -217,11 +218,17 @@ class RunConfig:
     supervised: bool = False
     schedule_memory: int | None = None  # bytes that a worker may take, in a run that chooses its schedule
     access: Access = OPEN
+    queues: str = "memory://"  # address of the workers' queues
 
     @property
     def placement(self) -> Placement:
         """The stages of each place: those of the workers, and none for the script."""
         return (*self.schedule.placement, ()) if self.scripted else self.schedule.placement
+
+    @property
+    def guard(self) -> QueueGuard:
+        """The protection of the workers' queues."""
+        return guard_of(self.queues, is_private=not self.access.insecure)
 
     @property
     def labels(self) -> tuple[tuple[str, ...], ...]:
@@ -276,6 +283,7 @@ class RunConfig:
             evaluates_every=None if plan.evaluation is None else plan.evaluation.every,
             keeps_best=plan.keeps_best,
             schedule_memory=plan.schedule.memory if plan.schedule.is_auto else None,
+            queues=plan.queues.url,
         )
 
 

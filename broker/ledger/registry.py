@@ -72,7 +72,8 @@ class Registry:
     begun: bool = False  # every worker of the plan was present at the same time once
     recorded: int = 0  # the highest incarnation in the records that were restored
     since: int = 0  # no worker of this incarnation or an older one still runs: the run was restarted as a whole
-    announced: dict[int, tuple[int, str]] = field(default_factory=dict)  # the peers that all workers were sent last
+    generation: int = 0  # of the places' keys
+    announced: tuple[int, dict[int, tuple[int, str]]] = (0, {})  # generation, peers, as all workers were told last
 
     @property
     def missing(self) -> list[int]:
@@ -98,9 +99,13 @@ class Registry:
         return [member for member in self._workers() if member.reachable]
 
     def announces(self) -> bool:
-        """Return True if the peers have changed since the last call."""
-        before, self.announced = self.announced, self.peers
+        """Return True if the peers, or their keys, have changed since the last call."""
+        before, self.announced = self.announced, (self.generation, self.peers)
         return self.announced != before
+
+    def begin_generation(self) -> None:
+        """Give all places other keys from now on."""
+        self.generation += 1
 
     def register(
         self,
@@ -178,6 +183,7 @@ class Registry:
             known = {"former": contact.hello.incarnation, "generation": 1 + replaced.get(index, 0)}
             self._place(index, contact, now, step, introduced=True, **known)
         self.since = self.since if kept else floor
+        self.generation = floor  # above those of the lost records, and the keys themselves are others
         self.begun = True
 
     def free(self, member: Member) -> None:
@@ -193,12 +199,14 @@ class Registry:
     def facts(self) -> dict[str, object]:
         """Return what is stored for `restore`, as JSON's own types."""
         kept = [{name: getattr(member, name) for name in _STORED} for member in self._in_order()]
-        return {"incarnation": self.incarnation, "since": self.since, "begun": self.begun, "members": kept}
+        counts = {"incarnation": self.incarnation, "since": self.since, "generation": self.generation}
+        return {**counts, "begun": self.begun, "members": kept}
 
     def restore(self, facts: Mapping[str, object], now: float) -> None:
         """Take over a former broker's workers under their incarnations; each has a lease from `now` on to reconnect."""
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.since = msgspec.convert(facts.get("since", 0), int)
+        self.generation = msgspec.convert(facts.get("generation", 0), int)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
             index = kept["index"]

@@ -20,14 +20,13 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
 from stageline.broker.errors import ForeignMessage, QueueClosed
-from stageline.broker.keys.admission import QueueKeys
 from stageline.pipeline.program import Queue
 
 from .base import Depth, Inbound, Outbound
@@ -36,9 +35,7 @@ from .links import InboundLink, OutboundLink
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
 from .memory import MemoryQueue, MemoryQueues
 from .requests import Requester
-
-if TYPE_CHECKING:  # its ciphers take 12 ms to load
-    from stageline.broker.keys.sealing import Sealing
+from .secrets import NO_SECRETS, QueueSecrets
 
 Found = TypeVar("Found")
 
@@ -55,9 +52,8 @@ class QueueOptions:
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
     waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`. Replies
     to a script have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a script that goes on
-    from a checkpoint wants them again. `key` seals what workers request of each other over ZeroMQ; `keys` are those of
-    connections over ZeroMQ, `sealing_of` returns how a queue's ends seal what they leave with Redis (None: not).
-    `wakes_at_once`: a `ring` ends a wait at once; without it, a wait over ZeroMQ may take 20 ms more, and costs less.
+    from a checkpoint wants them again. `secrets` are those of the worker's place. `wakes_at_once`: a `ring` ends a wait
+    at once; without it, a wait over ZeroMQ may take 20 ms more, and costs less.
     """
 
     ahead: int = 64
@@ -66,9 +62,7 @@ class QueueOptions:
     spill_folder: str | None = None
     waiting: Callable[[str], None] = lambda reason: None
     patience: float = 60.0
-    key: bytes = field(default=b"", repr=False)
-    keys: QueueKeys | None = None
-    sealing_of: "Callable[[Queue], Sealing] | None" = field(default=None, repr=False)
+    secrets: QueueSecrets = NO_SECRETS
     wakes_at_once: bool = False
 
 

@@ -18,7 +18,7 @@ from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 
 from .delivery import TOO_OFTEN, Receiver, Sender
-from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, run_named_in, unpack
+from .requests import CreditRequest, Keys, Requester, RetentionReply, pack, reply_to, run_named_in, unpack
 
 EARLY = 64  # requests for queues that have no sender yet, or of unknown incarnations, which are kept, the newest
 INTRODUCED = 20  # consumers of another run or version that are answered in a second; the others repeat their request
@@ -39,15 +39,15 @@ class OutboundLink(ABC):
     A link never blocks: what cannot be sent now stays due.
     """
 
-    def __init__(self, run: str, key: bytes) -> None:
+    def __init__(self, run: str, keys: Keys) -> None:
         """Make a link without senders that knows no limit of incarnations.
 
         Args:
             run: Id of the run, which requests must name.
-            key: The run's queue key, which requests are sealed with.
+            keys: Keys of the worker's queues, which requests are sealed with.
         """
         self._run = run
-        self._key = key
+        self._keys = keys
         self._senders: dict[str, Sender] = {}  # by the names of their queues, as are all below
         self._early: dict[str, tuple[bytes, CreditRequest]] = {}
         self._newest: float = inf  # incarnation of the run's workers
@@ -95,6 +95,10 @@ class OutboundLink(ABC):
         self._newest = newest
         self._answer_early()
 
+    def rekey(self, keys: Keys) -> None:
+        """Seal with these keys from now on. A request with a former one is refused, and its consumer repeats it."""
+        self._keys = keys
+
     def flush_all(self) -> None:
         """Send everything that is due, as far as the connections take it."""
         for sender in self._senders.values():
@@ -114,7 +118,7 @@ class OutboundLink(ABC):
     def take_in(self, route: bytes, frame: bytes) -> bool:
         """Process `frame`, which came over connection `route`. Returns False unless it is a request of this run."""
         try:
-            request = unpack(frame, CreditRequest, self._key)
+            request = unpack(frame, CreditRequest, self._keys)
         except ForeignMessage:
             self._introduce(route)
             return False
@@ -172,10 +176,10 @@ class OutboundLink(ABC):
         sender.update(request.to_credit(), route)
         self.flush(sender)
         if request.ask:
-            self._send_reply(route, pack(reply_to(request, sender), self._key))
+            self._send_reply(route, pack(reply_to(request, sender), self._keys))
 
     def _introduce(self, route: bytes) -> None:
-        """Tell a consumer of another run or version which these are here, without this run's key in the seal."""
+        """Tell a consumer of another run or version which these are here, without a key in the seal."""
         if self._introductions.allows(monotonic()):
             self._send_reply(route, pack(RetentionReply(self._run, _INTRODUCTION, 0, 0, 0, 0)))
 
@@ -183,17 +187,17 @@ class OutboundLink(ABC):
 class InboundLink(ABC):
     """Client of the producers at `endpoint` for the requesters given to `add`. Times are monotonic, in seconds."""
 
-    def __init__(self, endpoint: str, run: str, key: bytes) -> None:
+    def __init__(self, endpoint: str, run: str, keys: Keys) -> None:
         """Make a link without requesters.
 
         Args:
             endpoint: Address of the producers' worker.
             run: Id of the run, which messages must name.
-            key: The run's queue key, which requests and replies are sealed with.
+            keys: Keys of the worker's queues, which requests and replies are sealed with.
         """
         self.endpoint = endpoint
         self.requesters: dict[str, Requester] = {}  # by the names of their queues
-        self._key = key
+        self._keys = keys
         self._run = run
         self._damages = 0
 
@@ -246,6 +250,10 @@ class InboundLink(ABC):
         """Stop serving the queue of this name, if this link serves it: another connection carries it now."""
         self.requesters.pop(queue, None)
 
+    def rekey(self, keys: Keys) -> None:
+        """Seal with these keys from now on."""
+        self._keys = keys
+
     def take(self, receiver: Receiver, *, wait: bool = False) -> Message | None:
         """Return the next message of the receiver, or None. With `wait`, wait for it as `receive` does."""
         now = monotonic()
@@ -261,7 +269,7 @@ class InboundLink(ABC):
         return message
 
     def _pack(self, request: CreditRequest) -> bytes:
-        return pack(request, self._key)
+        return pack(request, self._keys)
 
     def _take_in(self, frames: Sequence[Frame], now: float) -> None:
         """Process the frames of a message or of a reply; a reply has an empty frame in place of the header."""
@@ -312,7 +320,7 @@ class InboundLink(ABC):
         Of this run nothing counts without its seal.
         """
         try:
-            return unpack(frame, RetentionReply, self._key)
+            return unpack(frame, RetentionReply, self._keys)
         except ForeignMessage:
             raise
         except BadMessage:

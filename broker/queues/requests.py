@@ -3,14 +3,17 @@
     consumer -> producer   CreditRequest    what has arrived, and what may be sent
     producer -> consumer   RetentionReply   to a request that asks: what has been sent, what can be had
 
-A frame: seal, 16 bytes | version, u8 | msgpack array. The seal is BLAKE2b of the rest, keyed with the run's queue key,
-which the broker gives to the run's workers alone: no stranger can move a consumer's credit, or its connection. Of two
-requests of one consumer the one with the higher serial holds, so a request that is sent again changes nothing.
+A frame: seal, 16 bytes | version, u8 | msgpack array. The seal is BLAKE2b of the rest, keyed with the key of the queue,
+which the broker gives to its two places alone: no stranger, and no other worker, can move a consumer's credit, or its
+connection. Of two requests of one consumer the one with the higher serial holds, so a request that is sent again
+changes nothing.
 """
 
 import hashlib
 import hmac
-from typing import TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -65,39 +68,48 @@ class RetentionReply(_Request, frozen=True):
     sent: Count
 
 
+Keys: TypeAlias = Mapping[str, bytes]
+"""Keys of queues, by their names."""
+NO_KEYS: Keys = MappingProxyType({})  # of a run without a key
+
 _encode = msgspec.msgpack.Encoder().encode
 _VERSION = bytes([VERSION])
 _AnyRequest = TypeVar("_AnyRequest", CreditRequest, RetentionReply)
 
 
-def pack(request: CreditRequest | RetentionReply, key: bytes = b"") -> bytes:
-    """Return the frame of `request`, sealed with the run's queue key; without a `key`, the seal is a mere checksum."""
+def pack(request: CreditRequest | RetentionReply, keys: Keys = NO_KEYS) -> bytes:
+    """Return the frame of `request`, sealed with the key of its queue; without `keys`, the seal is a mere checksum.
+
+    Raises `KeyError` if its queue is not among those of `keys`.
+    """
     body = _VERSION + _encode(request)
-    return _seal(body, key) + body
+    return _seal(body, keys[request.queue] if keys else b"") + body
 
 
-def unpack(frame: bytes, kind: type[_AnyRequest], key: bytes = b"") -> _AnyRequest:
-    """Return the request or reply in `frame`, which a worker of the run has sent.
+def unpack(frame: bytes, kind: type[_AnyRequest], keys: Keys = NO_KEYS) -> _AnyRequest:
+    """Return the request or reply in `frame`, which an end of its queue has sent.
 
     Args:
         frame: Frame as `pack` wrote it.
         kind: Class to decode to.
-        key: The run's queue key.
+        keys: Keys of queues, by name.
 
     Raises:
         BadMessage: The frame is damaged or forged.
-        ForeignMessage: The frame has another version.
+        ForeignMessage: The frame has another version, and no key.
     """
-    body = frame[SEAL_BYTES:]
-    if not body or not hmac.compare_digest(_seal(body, key), frame[:SEAL_BYTES]):
+    body, seal = frame[SEAL_BYTES:], frame[:SEAL_BYTES]
+    request = _decode(body, kind) if body and body[0] == VERSION else None
+    key = b"" if not keys else None if request is None else keys.get(request.queue)
+    if not body or key is None or not hmac.compare_digest(_seal(body, key), seal):
         raise BadMessage("a request between queue ends is damaged, or from a process outside the run")
-    return _decode(body, kind)
+    return _decode(body, kind) if request is None else request
 
 
 def run_named_in(frame: bytes) -> str:
     """Return the run that a `CreditRequest` names which cannot be unpacked.
 
-    Another run's key may have sealed it: none of its fields is proven. Raises `BadMessage` if it names no run.
+    A key of another run may have sealed it: none of its fields is proven. Raises `BadMessage` if it names no run.
     """
     return _decode(frame[SEAL_BYTES:] or b"-", CreditRequest).run
 

@@ -35,7 +35,7 @@ class Backend(Transport):
             url: `queues.url` of the plan.
             run: Id of the run.
             incarnation: Number of the worker, higher than those of its predecessors.
-            options: Windows, limits and the run's queue key.
+            options: Windows, limits and secrets.
             folder: Folder of this worker for its sockets.
             since: What producers of this incarnation or an older one have left at a server is ignored.
 
@@ -73,7 +73,14 @@ class Backend(Transport):
         raise AddressUnusable(f"{masked(url)} is not an address of a broker")
 
     def open_store(
-        self, url: str, run: str, patience: float, waiting: Callable[[str], None], *, kept_steps: int = KEPT_STEPS
+        self,
+        url: str,
+        run: str,
+        patience: float,
+        waiting: Callable[[str], None],
+        *,
+        kept_steps: int = KEPT_STEPS,
+        secret: bytes = b"",
     ) -> Store:
         """Return the store of `run`.
 
@@ -83,6 +90,7 @@ class Backend(Transport):
             patience: Seconds that a server which is away is waited for.
             waiting: Called with the reason before each pause of that wait, of a second at most; may raise.
             kept_steps: Steps whose times are kept for each stage.
+            secret: Secret of the broker, that seals what the server keeps; b"" leaves it in clear.
         """
         raise AddressUnusable(f"{masked(url)} is not an address of a store")
 

@@ -14,6 +14,7 @@ import torch
 
 from stageline.broker.errors import Fenced
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.redis import connection as redis_connection
 from stageline.broker.transports.redis import sender_thread as sender_module
 from stageline.broker.transports.redis import threads
@@ -129,7 +130,7 @@ class Chaos:
     def _worker(self) -> RedisQueues:
         self._incarnation += 1
         url = f"redis://{self._proxy.endpoint.removeprefix('tcp://')}"
-        terms = QueueOptions(sealing_of=sealing_since(0) if self.seals else None)
+        terms = QueueOptions(secrets=sealing_since(0) if self.seals else QueueSecrets())
         queues = RedisQueues(RUN, self._incarnation, url, terms)
         self._stack.callback(lambda: _close(queues))
         return queues

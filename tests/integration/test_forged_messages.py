@@ -28,6 +28,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import StepRecord
 from stageline.broker.queues.requests import CreditRequest, pack
+from stageline.pipeline.program import Queue
 from support.hostile import HostileClient, frame, frames_in
 from support.run_under_attack import STEPS, RunUnderAttack, undisturbed_digest
 from support.workspace import Workspace, wait_for
@@ -49,6 +50,9 @@ def lies(incarnation: int) -> Iterator[ToBroker]:
     yield Failed(incarnation, "failed", 1)
     yield Goodbye(incarnation, "leaves")
     yield Finished(incarnation, {"0.weight": ("float32", (8, 4), "a" * 64)})
+
+
+QUEUES = Queue(name="forward-1", producer=0, consumer=1), Queue(name="backward-0", producer=1, consumer=0)
 
 
 def requests(run: str, incarnation: int) -> Iterator[CreditRequest]:
@@ -150,10 +154,10 @@ def test_a_request_in_the_name_of_an_incarnation_that_the_broker_has_not_given_t
     """One packet with the run's queue key shut out a worker, and every replacement of it."""
     digest = undisturbed_digest(workspace)
     run = RunUnderAttack(workspace, listened=True)
-    key, facts = run.listeners[0].assigned.queue_key, run.status()
+    keys, facts = run.listeners[0].assigned.keys, run.status()
     for url in run.worker_urls:
         for request in requests(facts["run"], LARGEST):
-            say(url, pack(request, key))
+            say(url, pack(request, keys.of_requests(QUEUES)))
     ended, _ = run.end()
     assert ended == digest
 

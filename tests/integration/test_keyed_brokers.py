@@ -3,9 +3,7 @@ admitted. Machines are told apart by their key files."""
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +32,9 @@ class Machines:
     def broker(self, *arguments: str) -> tuple[Command, JoinLine]:
         """A broker, and the line that it prints, with an address that is this machine's for certain."""
         broker = self._workspace.start("broker", ".", *(arguments or BIND), *self._sets, **self.key("desk"))
-        printed = re.search(r"start every worker with: stageline worker \. .*--join '(.*)'", until(broker.stderr, "start"))
+        printed = re.search(
+            r"start every worker with: stageline worker \. .*--join '(.*)'", until(broker.stderr, "start")
+        )
         assert printed is not None
         line = JoinLine.parse(printed[1])
         return broker, replace(line, address=f"tcp://127.0.0.1:{line.address.rpartition(':')[2]}")
@@ -63,8 +63,8 @@ class Machines:
 
 
 @pytest.fixture
-def machines(workspace: Workspace) -> Iterator[Machines]:
-    yield Machines(workspace, "queues.url=tcp://127.0.0.1:0", "recovery.lease=2")
+def machines(workspace: Workspace) -> Machines:
+    return Machines(workspace, "queues.url=tcp://127.0.0.1:0", "recovery.lease=2")
 
 
 def weights(output: str) -> str:
@@ -136,7 +136,9 @@ def test_a_key_that_knocks_is_shown_and_joins_once_it_is_admitted(machines: Mach
 def test_lines_are_made_for_one_machine_for_one_place_or_to_look_on(machines: Machines) -> None:
     broker, _ = machines.broker()
     printed = machines.says("keys", "invite", "--once", "--worker", "1", "--as", "lab").strip()
-    once = replace(JoinLine.parse(printed), address=f"tcp://127.0.0.1:{printed.partition('#')[0].rpartition(':')[2]}").text
+    once = replace(
+        JoinLine.parse(printed), address=f"tcp://127.0.0.1:{printed.partition('#')[0].rpartition(':')[2]}"
+    ).text
     wrong = machines.worker("lab", once, "--index", "0")
     assert wrong.wait() != 0
     assert "worker 1 alone" in wrong.stderr.read()

@@ -1,5 +1,6 @@
 """Whole runs whose queues over Redis are sealed: the same weights, also when a worker dies or the server forgets."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,6 @@ import pytest
 from support.byte_tap import ByteTap, recorded
 from support.fork_server import ForkServer
 from support.redis_server import RedisServer
-from support.sealed import SEALS_RUN
 from support.whole_run import WholeRun, expected, plan_in
 
 STEPS = 12
@@ -23,11 +23,16 @@ def server() -> Iterator[RedisServer]:
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    """The tiny plan, whose workers seal their queues."""
-    plan = plan_in(tmp_path)
-    with plan.with_name("model.py").open("a") as model:
-        model.write(SEALS_RUN)
-    return plan
+    return plan_in(tmp_path)
+
+
+def elsewhere(endpoint: str) -> str:
+    """The same address by a name of this machine that does not tell that it is this machine."""
+    return f"redis://127.1:{endpoint.rpartition(':')[2]}/0"
+
+
+def at(server: RedisServer) -> str:
+    return elsewhere(server.url.removesuffix("/0"))
 
 
 def headers(server: RedisServer) -> list[bytes]:
@@ -45,8 +50,9 @@ def test_a_worker_that_is_replaced_seals_the_same_messages_anew(
     folder = tmp_path / "taps"
     folder.mkdir()
     with ByteTap(f"tcp://127.0.0.1:{server.port}", folder) as tap:
-        url = f"redis://{tap.endpoint.removeprefix('tcp://')}/0"
-        going = WholeRun(fork_server, plan, f"queues.url={url}", f"run.steps={STEPS}", kills=[("worker-0", 33)])
+        going = WholeRun(
+            fork_server, plan, f"queues.url={elsewhere(tap.endpoint)}", f"run.steps={STEPS}", kills=[("worker-0", 33)]
+        )
         going.until_checkpoint(4)
         assert set(headers(server)) <= {b"SLSE"}
         assert going.digest() == expected(STEPS)
@@ -60,7 +66,7 @@ def test_a_worker_that_is_replaced_seals_the_same_messages_anew(
 def test_a_server_that_is_emptied_gets_everything_again(
     fork_server: ForkServer, server: RedisServer, plan: Path
 ) -> None:
-    going = WholeRun(fork_server, plan, f"queues.url={server.url}", f"run.steps={STEPS}")
+    going = WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}")
     going.until_checkpoint(4)
     with closing(server.client()) as client:
         client.flushall()
@@ -72,9 +78,35 @@ def test_a_server_that_is_emptied_gets_everything_again(
 def test_a_run_that_is_resumed_as_a_whole_takes_nothing_of_before(
     fork_server: ForkServer, server: RedisServer, plan: Path
 ) -> None:
-    sets = f"queues.url={server.url}", f"run.steps={STEPS}", "recovery.restarts=0"
+    sets = f"queues.url={at(server)}", f"run.steps={STEPS}", "recovery.restarts=0"
     going = WholeRun(fork_server, plan, *sets, kills=[("worker-1", 33)])
     assert going.end()["code"] != 0
     assert set(headers(server)) == {b"SLSE"}
     resumed = WholeRun(fork_server, plan, *sets[:2], resume=True)
     assert resumed.digest() == expected(STEPS)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_started_again_without_its_volume_gets_everything_again(
+    fork_server: ForkServer, server: RedisServer, plan: Path
+) -> None:
+    going = WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}", kills=[("worker-1", 40)])
+    going.until_checkpoint(4)
+    server.kill()
+    server.start(appendonly="no", appendfilename="other.aof")
+    assert going.digest() == expected(STEPS)
+    assert going.end()["facts"]["restarts"] == 1
+
+
+@pytest.mark.slow
+def test_a_run_of_a_name_that_was_used_before_takes_nothing_of_that_one(
+    fork_server: ForkServer, server: RedisServer, plan: Path, tmp_path: Path
+) -> None:
+    """The first left its messages with the server, and its folder is gone, and with it the broker's records."""
+    going = WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}")
+    going.until_checkpoint(4)
+    going.stop(at_step_end=False)
+    going.end()
+    assert set(headers(server)) == {b"SLSE"}
+    shutil.rmtree(tmp_path / "runs")
+    assert WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}").digest() == expected(STEPS)

@@ -232,9 +232,9 @@ class CheckedHooks(SnapshotHooks):
 class SimulatedChannel:
     """A `ClientChannel` of a worker or a script, over a connection that is made again whenever it is broken."""
 
-    trouble = ""
+    trouble = refusal = ""
 
-    def __init__(self, worker: SimulatedMember, environment: Environment, url: str) -> None:
+    def __init__(self, worker: SimulatedMember, environment: Environment, url: str, pair: object) -> None:
         self.process = worker
         self._environment = environment
         self._connection: Connection | None = None

@@ -6,8 +6,22 @@ from contextlib import contextmanager
 from time import monotonic
 
 from stageline.broker.control.channel import ClientChannel, ServerChannel
+from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.transports.base import open_client, open_server
+from stageline.pipeline.addresses import needs_keys, parted
+from support.keyed import BROKER, WORKER, Admitted
 
 PATIENCE = 10.0  # seconds in which what a test waits for arrives
+
+
+def serve(url: str) -> ServerChannel:
+    """A broker's channel, with keys where there are none without."""
+    return open_server(url, ServerKeys(BROKER, Admitted()) if needs_keys(url) else None)
+
+
+def dial(endpoint: str) -> ClientChannel:
+    """A channel to the broker at `endpoint`, which has a key at its end if it goes with keys."""
+    return open_client(endpoint, WORKER if parted(endpoint)[1] else None, keeps=True)
 
 
 def received(server: ServerChannel, count: int = 1, patience: float = PATIENCE) -> list[tuple[bytes, bytes | None]]:

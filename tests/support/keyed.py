@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from stageline.broker.keys.admission import QueueKeys
 from stageline.broker.keys.pairs import KeyPair, PublicKey
 
-BROKER, WORKER, STRANGER = (KeyPair.of_secret(bytes(31) + bytes([n])) for n in (1, 2, 3))
+BROKER, WORKER, STRANGER, OTHER = (KeyPair.of_secret(bytes(31) + bytes([n])) for n in (1, 2, 3, 4))
 
 
 @dataclass
@@ -18,4 +18,5 @@ class Admitted:
         return public in [pair.public for pair in self.pairs]
 
 
-KEYS = QueueKeys(WORKER, Admitted())  # of workers of one party
+KEYS = QueueKeys(WORKER, Admitted([WORKER, OTHER]))  # of workers of one party
+OTHER_KEYS = QueueKeys(OTHER, Admitted([WORKER, OTHER]))

@@ -14,12 +14,13 @@ from stageline.broker.queues.base import Inbound, Outbound, Queues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.log import RetentionBudget
 from stageline.broker.queues.memory import MemoryQueues
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.base import Backend
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.pipeline.addresses import Reach
 from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.tree import Tree
-from support.keyed import KEYS
+from support.keyed import KEYS, OTHER_KEYS
 from support.sealed import sealing_since
 from support.transports import queues_url, registered
 
@@ -34,6 +35,7 @@ def queue_of(name: str, *, count: int = 4, window: int | None = 8, per: Per = Pe
 
 
 PLAIN = QueueOptions()
+KEYED = QueueSecrets(curve=KEYS)
 KEY, BACK = queue_of("forward-1"), queue_of("backward-0")
 
 
@@ -105,14 +107,22 @@ def memory_line(folder: Path, *, key: Queue = KEY, retain_bytes: int = 2**40) ->
 
 
 def line_over(
-    backend: Backend, folder: Path, *, key: Queue = KEY, terms: QueueOptions = PLAIN, **retention: Any
+    backend: Backend,
+    folder: Path,
+    *,
+    key: Queue = KEY,
+    terms: QueueOptions = PLAIN,
+    others: QueueSecrets | None = None,
+    **retention: Any,
 ) -> QueuePair:
+    """A producer with the secrets of `terms`, and a consumer with those, or `others`."""
     retaining = replace(terms, **{"spill_bytes": 0, "patience": 0.0, **retention})
     url, folders = queues_url(backend), (folder / "0", folder / "1")
     for each in folders:
         each.mkdir()
     producer = backend.open_queues(url, RUN, 1, retaining, folder=folders[0])
-    consumer = backend.open_queues(url, RUN, 2, terms, folder=folders[1])
+    consuming = replace(terms, secrets=others or terms.secrets)
+    consumer = backend.open_queues(url, RUN, 2, consuming, folder=folders[1])
     consumer.connect({key: producer.endpoint})
     return QueuePair(producer, consumer, key)
 
@@ -121,5 +131,8 @@ LINES: dict[str, Callable[..., QueuePair]] = {
     scheme: memory_line if backend.reach is Reach.PROCESS else partial(line_over, backend)
     for scheme, backend in registered().items()
 }
-LINES["tcp with keys"] = partial(line_over, registered()["tcp"], terms=QueueOptions(keys=KEYS))
-LINES["redis, sealed"] = partial(line_over, registered()["redis"], terms=QueueOptions(sealing_of=sealing_since(0)))
+LINES["relay"] = partial(
+    line_over, registered()["relay"], terms=QueueOptions(secrets=KEYED), others=QueueSecrets(curve=OTHER_KEYS)
+)
+LINES["tcp with keys"] = partial(line_over, registered()["tcp"], terms=QueueOptions(secrets=KEYED))
+LINES["redis, sealed"] = partial(line_over, registered()["redis"], terms=QueueOptions(secrets=sealing_since(0)))

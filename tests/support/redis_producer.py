@@ -1,6 +1,7 @@
 """A worker process that puts the messages of `queue_pair.py` into Redis from a step on, until it is killed."""
 
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.redis.queues import RedisQueues
 from support.queue_pair import KEY, RUN, QueuePair
 from support.sealed import sealing_since
@@ -9,7 +10,7 @@ LIFE = 60.0  # seconds after which it ends if the test that should have killed i
 
 
 def main(url: str, incarnation: str, step: str, end: str, *form: str) -> None:
-    options = QueueOptions(sealing_of=sealing_since(0) if form == ("sealed",) else None)
+    options = QueueOptions(secrets=sealing_since(0) if form == ("sealed",) else QueueSecrets())
     queues = RedisQueues(RUN, int(incarnation), url, options)
     line = QueuePair(queues, queues)
     for number in range(4 * int(step), int(end)):

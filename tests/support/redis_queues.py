@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.redis.queues import RedisQueues
 from stageline.pipeline.program import Queue
 from support.fork_server import ForkedCommand, ForkServer
@@ -20,8 +21,8 @@ SEALS = [False]  # whether the queues of these tests are sealed: the fixture `ea
 
 
 def worker(stack: ExitStack, incarnation: int, url: str, since: int = 0, **changed: Any) -> RedisQueues:
-    sealing_of = sealing_since(since) if SEALS[0] else None
-    terms = QueueOptions(**{"patience": 20.0, "sealing_of": sealing_of, **changed})
+    secrets = sealing_since(since) if SEALS[0] else QueueSecrets()
+    terms = QueueOptions(**{"patience": 20.0, "secrets": secrets, **changed})
     return stack.enter_context(closing(RedisQueues(RUN, incarnation, url, terms, since=since)))
 
 

@@ -22,6 +22,7 @@ MEANINGS = {
     ExitCode.NO_BROKER: "no broker answers",
     ExitCode.NO_WORKER: "the other workers did not join",
     ExitCode.SAVED: "interrupted, and saved: train --resume continues",
+    ExitCode.NOT_ADMITTED: "the broker does not take this machine's key, or the line is wrong",
     ExitCode.REFUSED: "the plan, model or data cannot work; starting again does not help",
     ExitCode.INTERRUPTED: "interrupted, and nothing saved",
 }

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -25,25 +25,20 @@ import msgspec
 
 from stageline.broker.control.records import RunId
 from stageline.broker.transports.base import backend_of
-from stageline.pipeline import addresses
 from stageline.pipeline import plan as plans  # pydantic is imported when a plan is read
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.model.object_names import is_of_script, script_object
 from stageline.pipeline.model.own_schedule import read_plan
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.control.enrolling import entered
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.owner import read_owner
 
 from . import completion
+from .broker_address import given
 from .output import CommandFailed, say
-
-Callback = Callable[[click.Context, click.Parameter, str | None], str | None]
-_VISIBLE = (
-    "contains a password, and every user of this machine can read a command line (ps). Leave the option out and put "
-    "the address into the environment, as STAGELINE_BROKER__URL, or into a plan file that only you can read"
-)
 
 _LAYOUT = ("model.cut=", "model.stages=", "workers.")  # a cut and a number of stages of two commands do not fit
 
@@ -104,27 +99,6 @@ class Finite(click.FloatRange):
         return number
 
 
-def address(*, dials: bool) -> Callback:
-    """Return the callback of an option that takes the broker's address.
-
-    With `dials`, the address is one to connect to; otherwise, to listen at.
-    """
-
-    def checked(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-        if value is None:
-            return None
-        if fault := _address_fault(value, dials=dials):
-            raise click.BadParameter(
-                f"{masked(value)!r} is not an address of a broker: {fault}; "
-                f"write {' or '.join(addresses.broker_schemes().values())}"
-            )
-        if masked(value) != value:
-            say(f"stageline: warning: {parameter.opts[0]} {_VISIBLE}", err=True)
-        return value
-
-    return checked
-
-
 def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Return the run's id, from the id, its folder, or ""; the callback of an option that takes a run.
 
@@ -144,17 +118,6 @@ def run_id(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
         raise click.BadParameter(f"{value!r} is no run's id: {wanted}") from None
 
 
-def _address_fault(url: str, *, dials: bool) -> str | None:
-    if (fault := addresses.fault(url, addresses.broker_schemes())) is not None:
-        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.broker_schemes())}"
-    scheme, _, rest = url.partition("://")
-    if not rest:
-        return f"{scheme}:// goes with a path"
-    if dials and addresses.transport_of(url).has_free_port(url):
-        return "its port must be the one that the broker listens at"
-    return None
-
-
 def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     """Return the stage, such as "1" or, for a replica, "1.0"; the callback of an option that takes a stage.
 
@@ -168,15 +131,6 @@ def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | Non
     if value is None or re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", value):
         return value
     raise click.BadParameter(f"{value!r} is no stage: write its number, such as 1, or that of a replica, such as 1.0")
-
-
-broker = click.option(
-    "--broker",
-    callback=address(dials=True),
-    metavar="URL",
-    shell_complete=completion.broker_addresses,
-    help="The broker's address. Default: found from WHERE.",
-)
 
 
 def require_existence(where: str) -> None:
@@ -335,7 +289,8 @@ def _may_live(run: Path) -> bool:
 
 def _from_broker(url: str, query: str, of: dict[str, str]) -> Facts:
     try:
-        with Client(url) as client:
+        url, pair = entered(given(url), os.environ, "stageline", PATIENCE)
+        with Client(url, pair=pair) as client:
             return {**client.ask(query, PATIENCE, **of), "source": "broker", "as_of": time()}
     except ValueError as refusal:
         raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal

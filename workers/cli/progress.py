@@ -3,6 +3,7 @@
 Between them stands the news since the last status, each told once: losses, standstills, damages, evaluations.
 """
 
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED
 from stageline.workers.cli.output import say, share
+from stageline.workers.keys.keyring import pair_towards
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.folder import Facts, read_broker_url
 from stageline.workers.script.calls.news import LostWorkers, ask
@@ -129,7 +131,7 @@ def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
 def _why(folder: Path) -> Facts | None:
     """Return the broker's answer on what the run in `folder` waits for; None if no broker answers."""
     url = read_broker_url(folder)
-    return None if url is None else ask(url, "why")
+    return None if url is None else ask(url, "why", pair_towards(url, os.environ))
 
 
 class Lines:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from time import monotonic, time
 from typing import Any
 
+from stageline.broker.control.channel import ClientChannel
 from stageline.broker.control.messages import (
     Answer,
     Ask,
@@ -20,9 +21,14 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import Sealer, decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
+from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError
+
+from .refusals import explained
 
 REPEAT = 0.25  # seconds between two looks whether a connection broke, and a question with it
 
@@ -53,29 +59,63 @@ class NoAnswer(BrokerUnreachable):
     error_code = "SL312"
 
 
+class KeyRefused(BrokerUnreachable):
+    """Error that what is at a broker's address takes no connection with the keys of this process.
+
+    Mend: Run the command that the message names on the broker's machine, or paste the line that the broker prints.
+
+    Example: the broker at tcp://desk:7000 does not admit the key of this machine. On the broker's machine:
+    stageline keys admit k1.2n8Fh0XQb5q9Zr1jv7d3mS6tYcAeKpWuLxGiOoNnHfM
+
+    Attributes:
+        refusal: Reason. Only a key that is not admitted may be admitted later.
+    """
+
+    error_code = "SL606"
+    exit_code = ExitCode.NOT_ADMITTED
+
+    def __init__(self, refusal: KeyRefusal, url: str, pair: KeyPair | None) -> None:
+        """Explain why `url`, which was dialled with `pair`, gives no connection."""
+        super().__init__(explained(refusal, url, pair))
+        self.refusal = refusal
+
+
+class KeyMissing(BrokerUnreachable):
+    """Error that the address of a broker on another machine has no key, by which the broker would be known.
+
+    Mend: Paste the whole line that the broker printed. In a network that you trust, `broker.insecure = true` in the
+    plan, or in `settings` of a script, on all sides does without keys.
+
+    Example: tcp://desk:7000 has no key: paste the line that its broker printed, as in stageline worker --join
+    'tcp://desk:7000#k1....', or set broker.insecure = true on all sides
+    """
+
+    error_code = "SL607"
+    exit_code = ExitCode.NOT_ADMITTED
+
+
 class Client(AbstractContextManager["Client"]):
     """A command's connection to the broker, for use by one thread."""
 
-    def __init__(self, url: str, secret: Callable[[], bytes] = bytes) -> None:
+    def __init__(self, url: str, secret: Callable[[], bytes] = bytes, pair: KeyPair | None = None) -> None:
         """Open the connection.
 
         Args:
             url: The broker's address.
             secret: Returns the run's control secret as of now, which seals messages, or b"" if it is not known. Without
                 the secret, the broker answers questions and refuses all other messages.
+            pair: Pair by which the broker knows this process; None for an address without a key.
 
         Raises:
             BrokerUnreachable: The address cannot be used.
         """
         self._url = url
+        self._pair = pair
         self._secret = secret
         self._sealer = Sealer(time)
         self._unsealed: list[ToBroker] = []
         self._connected = False  # ever
-        try:
-            self._channel = open_client(url, keeps=True)
-        except AddressUnusable as error:
-            raise BrokerUnreachable(str(error)) from error
+        self._channel = self._dial()
 
     def __exit__(self, *_: object) -> None:
         """Close the connection."""
@@ -91,27 +131,24 @@ class Client(AbstractContextManager["Client"]):
 
         Raises:
             BrokerUnreachable: No broker can be reached.
+            KeyRefused: What is there takes no connection with these keys. The next question is sent over a new one.
             NoAnswer: No broker answered within `timeout`.
             ValueError: The broker refuses to answer.
         """
-        while self._channel.receive(0) is not None:  # answers to questions that were given up
-            continue
-        self._send(Ask(what, of))
-        deadline = monotonic() + timeout
-        while (left := deadline - monotonic()) > 0:
-            if self._broke():
-                self._send(Ask(what, of))
-            match self._receive(min(left, REPEAT)):
-                case Answer(schema, facts) if schema.startswith(f"{what}/"):
-                    return {"schema": schema, **facts}
-                case Refused(reason, _):
-                    raise ValueError(reason)
-        if self._channel.trouble:
-            raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
-        raise NoAnswer(
-            f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
-            f"broker? Name another with --broker."
-        )
+        return self._answer_to(Ask(what, of), what, timeout)
+
+    def order(self, order: KeyOrder, timeout: float = 3.0) -> dict[str, Any]:
+        """Have the broker carry out an order about its keys; return the facts of its answer, as `ask` does.
+
+        Args:
+            order: The order.
+            timeout: Seconds to wait for the answer. The order is sent again after a lost connection.
+
+        Raises:
+            BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
+            ValueError: The broker does not carry it out.
+        """
+        return self._answer_to(order, "keys", timeout)
 
     def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
         """Interrupt the run.
@@ -151,6 +188,28 @@ class Client(AbstractContextManager["Client"]):
         """
         self._send(Exited(index, pid, status, result, detail))
 
+    def _answer_to(self, message: Ask | KeyOrder, schema: str, timeout: float) -> dict[str, Any]:
+        """Return the facts of the answer to `message`, whose schema begins with `schema`."""
+        while self._channel.receive(0) is not None:  # answers to questions that were given up
+            continue
+        self._send(message)
+        deadline = monotonic() + timeout
+        while (left := deadline - monotonic()) > 0:
+            if self._broke():
+                self._send(message)
+            match self._receive(min(left, REPEAT)):
+                case Answer(name, facts) if name.startswith(f"{schema}/"):
+                    return {"schema": name, **facts}
+                case Refused(reason, _):
+                    raise ValueError(reason)
+            self._demand_admission()
+        if self._channel.trouble:
+            raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
+        raise NoAnswer(
+            f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
+            f"broker? Name another with --broker."
+        )
+
     def _send(self, message: ToBroker) -> None:
         """Send `message`, and what waited for the secret before it.
 
@@ -166,6 +225,20 @@ class Client(AbstractContextManager["Client"]):
                 self._channel.send(self._sealer.sealed(each, secret))
         except AddressUnusable as error:
             raise BrokerUnreachable(str(error)) from error
+
+    def _dial(self) -> ClientChannel:
+        """Return a new connection. Raises `BrokerUnreachable`."""
+        try:
+            return open_client(self._url, self._pair, keeps=True)
+        except AddressUnusable as error:
+            raise BrokerUnreachable(str(error)) from error
+
+    def _demand_admission(self) -> None:
+        """Raise `KeyRefused` if the keys were refused, after a new connection was begun: the old one stays refused."""
+        if refusal := KeyRefusal(self._channel.refusal):
+            self._channel.close()
+            self._channel = self._dial()
+            raise KeyRefused(refusal, self._url, self._pair)
 
     def _broke(self) -> bool:
         """Return True if a new connection replaced one that ended, so that a question or its answer may be lost."""

@@ -35,6 +35,8 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.protocol import MessageSeal, Sealer, decode_from_broker
 from stageline.broker.errors import BadMessage
+from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
@@ -42,13 +44,16 @@ from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
-from .client import BrokerUnreachable
+from .client import BrokerUnreachable, KeyRefused
 from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
+from .redialling import REDIAL, RedialledChannel
+from .refusals import explained
 from .session import BEAT, UNANSWERED, Reporter, Session
 
 log = structlog.get_logger()
 
 IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker says so; finishing a step takes part of it
+REVOKED = 12.0  # seconds that a broker refuses the key of a worker which had been admitted, before the worker ends
 LIFELINE = 1.0  # seconds between two looks at the lifeline
 CLOSING = 2.0  # seconds that the thread gets to send what is left
 
@@ -70,9 +75,10 @@ class ControlThread:
         self,
         url: str,
         identity: WorkerIdentity,
+        pair: KeyPair | None = None,
         *,
         lifeline: Lifeline | None = None,
-        open_channel: Callable[[str], ClientChannel] = open_client,
+        open_channel: Callable[[str, KeyPair | None], ClientChannel] = open_client,
         clock: Clock = time,
         spawn: Callable[[Callable[[], None]], threading.Thread] = start_thread,
         exit_process: Callable[[int], object] = os._exit,
@@ -82,6 +88,7 @@ class ControlThread:
         Args:
             url: The broker's address.
             identity: The worker's identity, for its Hellos.
+            pair: Pair by which the broker knows this process; None for an address without a key.
             lifeline: This process exits once the lifeline is cut; None for one that is never cut.
             open_channel: Opens the channel; a simulated process passes its own, as with the next three.
             clock: Source of time, in seconds.
@@ -93,7 +100,8 @@ class ControlThread:
         self._lifeline = lifeline or Lifeline()
         self._identity = identity
         self._url = url
-        self._channel = open_channel(url)
+        self._pair = pair
+        self._channel = RedialledChannel(lambda: open_channel(url, pair), clock.monotonic)
         self._clock = clock
         self._sealer = Sealer(clock.time)
         self._spawn = spawn
@@ -101,6 +109,7 @@ class ControlThread:
         self._outbox: deque[Failed | Finished | Goodbye] = deque()
         self.ignored: Counter[str] = Counter()  # messages that were not the broker's, by kind
         self._closing = False
+        self._told_refusal = KeyRefusal.NONE  # last
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
         self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
@@ -114,6 +123,8 @@ class ControlThread:
 
         Raises:
             BrokerUnreachable: No broker answered for `timeout` seconds.
+            KeyRefused: What is at the address takes no connection with this process's keys, or the broker has not
+                admitted them within `timeout` seconds.
             Stopped: The broker refuses this worker or ends the run, other workers are missing for too long, or the
                 lifeline is cut.
         """
@@ -121,6 +132,7 @@ class ControlThread:
         joining, begun, deadline, reason = Joining(self._identity), now(), now() + timeout, ""
         while now() < deadline:
             self._demand_lifeline()
+            self._demand_admission()
             self._send(joining.hello())
             for message in self._messages(min(deadline, now() + JOIN), lambda: joining.urgent):
                 assigned = joining.receive(message)
@@ -136,6 +148,8 @@ class ControlThread:
                         log.info("standing by", reason=reason)
                     if message.step and now() - begun > workers_timeout:
                         raise WorkersMissing(f"{message.reason}, and no worker came within {workers_timeout:g} s")
+        if refusal := self._channel.refusal:
+            raise KeyRefused(refusal, self._url, self._pair)
         if self._channel.trouble:
             raise BrokerUnreachable(f"no broker can be reached within {timeout:g} s: {self._channel.trouble}")
         raise BrokerUnreachable(
@@ -230,6 +244,7 @@ class ControlThread:
             for message in session.due(now):
                 self._send(message)
             self._receive_until(now + BEAT, session)
+            self._stop_if_revoked()
             self._exit_if_ignored()
         for message in session.unsent():
             self._send(message)
@@ -245,13 +260,33 @@ class ControlThread:
         if self._lifeline.cut:
             raise Stopped(self._lifeline.reason, ExitCode.FAILED, broker_knows=not self._lifeline.ends_run)
 
+    def _demand_admission(self) -> None:
+        """Raise `KeyRefused` if there can be no connection; of a key that may be admitted later, log that once."""
+        refusal = self._channel.refusal
+        if refusal not in (KeyRefusal.NONE, KeyRefusal.NOT_ADMITTED):
+            raise KeyRefused(refusal, self._url, self._pair)
+        if refusal and not self._told_refusal:
+            log.warning(f"{explained(refusal, self._url, self._pair)}. It is asked again every {REDIAL:g} s")
+        self._told_refusal = refusal
+
+    def _stop_if_revoked(self) -> None:
+        """End the compute loop once the broker has not admitted this process's key for REVOKED seconds.
+
+        Any other refusal counts as a broker that is away.
+        """
+        refused_for = self._channel.refused_for
+        if self._dismissed is None and refused_for > REVOKED and self._channel.refusal is KeyRefusal.NOT_ADMITTED:
+            stop = Stop(explained(KeyRefusal.NOT_ADMITTED, self._url, self._pair), ExitCode.NOT_ADMITTED)
+            self._dismissed = self._clock.monotonic(), stop
+            self.command(stop)
+
     def _receive_until(self, deadline: float, session: Session) -> None:
         for message in self._messages(deadline, lambda: bool(self._outbox) or self._closing):
             command = session.receive(message, self._clock.monotonic())
             if command is None:
                 continue
-            if isinstance(command, Stop | Refused) and self._dismissed is None:
-                self._dismissed = self._clock.monotonic(), command
+            if isinstance(command, Stop | Refused):
+                self._dismissed = self._dismissed or (self._clock.monotonic(), command)
             if isinstance(command, Peers):  # an endpoint at all interfaces is on the broker's machine
                 host, there = host_of(self._url), command.workers.items()
                 command = Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in there})

@@ -1,6 +1,11 @@
-"""Enrolment of this machine's key with a broker, by a join line."""
+"""Enrolment of this machine's key with a broker, by a join line.
+
+join line ──invitation's key──> broker: this machine's key, please ──> keyed address, dialled by that key
+         └── has ended: the key may be admitted already
+"""
 
 import socket
+from collections.abc import Mapping
 from contextlib import closing
 from time import monotonic
 
@@ -8,27 +13,67 @@ from stageline.broker.control.channel import ClientChannel
 from stageline.broker.errors import AddressUnusable, ForeignMessage, NotEnrolled
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
 from stageline.broker.keys.join_line import JoinLine, keyed
-from stageline.broker.keys.pairs import KeyPair, invite_pair
+from stageline.broker.keys.pairs import KEY_SIGNS, VERSION, KeyPair, invite_pair
 from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
-from stageline.pipeline.addresses import masked
+from stageline.pipeline.addresses import masked, needs_keys, parted, transport_of
+from stageline.workers.keys.keyring import own_pair, pair_towards
 
+from .client import BrokerUnreachable, KeyMissing, KeyRefused
+from .refusals import NEW_LINE, admitting, shown
+
+JOIN = "STAGELINE_JOIN"  # the variable with a join line or an address
 REPEAT = 0.5  # seconds after which an enrolment without an answer is sent again
+LOOK = 0.05  # seconds between two looks at the connection
+KNOWN = 10.0  # seconds for a broker that has refused an invitation to say if it knows the key of this machine
 
-_NEW_LINE = "ask for a new line, which `stageline keys invite` prints on the broker's machine"
-_REFUSED = {
-    KeyRefusal.NOT_ADMITTED: (
-        f"the join line is old: its invitation has ended or was revoked, or the broker has forgotten it; {_NEW_LINE}"
-    ),
-    KeyRefusal.ANOTHER_KEY: (
-        "the broker there has another key than the join line says: the line is of another broker, or another "
-        f"process answers at that address; {_NEW_LINE}"
-    ),
-    KeyRefusal.NO_KEYS: (
-        "the process there uses no keys: it is no broker, or one that was started without them; look at what listens "
-        "there"
-    ),
-}
+
+def is_join_line(text: str) -> bool:
+    """Return True if `text` is meant as a join line: it has more than an address and a key, or less than a key."""
+    _, key = parted(text)
+    version, _, signs = key.partition(".")
+    if key:
+        return version != VERSION or "." in signs or len(signs) < KEY_SIGNS
+    return "#" in text and not transport_of(text).has_server  # at a server, a name may stand there
+
+
+def demand_key(text: str, *, insecure: bool) -> None:
+    """Raise `KeyMissing` for an address beyond this machine without a key, unless the run is `insecure`."""
+    if (
+        not (insecure or is_join_line(text) or parted(text)[1])
+        and needs_keys(text)
+        and not transport_of(text).has_server
+    ):
+        raise KeyMissing(
+            f"{masked(text)} has no key: paste the line that its broker printed, as in stageline worker --join "
+            "'tcp://desk:7000#k1....', or set broker.insecure = true on all sides"
+        )
+
+
+def entered(text: str, environment: Mapping[str, str], name: str, patience: float) -> tuple[str, KeyPair | None]:
+    """Return a broker's address, and the pair with which to dial it: enrol first if `text` is a join line.
+
+    Args:
+        text: Address, keyed or not, or join line.
+        environment: Variables, which may say where the key file is.
+        name: Name of this process, for people.
+        patience: Seconds for the broker to be there.
+
+    Raises:
+        BadJoinLine, BadKey: The line or the key is wrong.
+        KeyUnusable: This machine's key cannot be made or read.
+        NotEnrolled, KeyRefused: The broker, or what is there in its place, does not admit the key.
+        BrokerUnreachable: Nothing has answered in time.
+    """
+    if not is_join_line(text):
+        return text, pair_towards(text, environment)
+    line = JoinLine.parse(text)
+    address = keyed(line.address, line.broker)
+    pair = pair_towards(address, environment)
+    own = own_pair(environment)
+    if pair == own:  # else this user may give the broker orders
+        enrol(line, own, name, patience)
+    return address, pair
 
 
 def enrol(line: JoinLine, pair: KeyPair, name: str, patience: float) -> None:
@@ -41,30 +86,56 @@ def enrol(line: JoinLine, pair: KeyPair, name: str, patience: float) -> None:
         patience: Seconds for the broker to be there.
 
     Raises:
-        NotEnrolled: The broker, or what is there in its place, does not admit the key, or nothing answers in time.
+        NotEnrolled: The broker does not admit the key.
+        KeyRefused: What is there in the broker's place does not have its key.
+        BrokerUnreachable: Nothing has answered in time.
     """
-    asked = Enrolment(pair.public.text, name, socket.gethostname())
+    address, invitation = keyed(line.address, line.broker), invite_pair(line.secret)
     try:
-        with closing(open_client(keyed(line.address, line.broker), invite_pair(line.secret))) as channel:
-            _enrolled(channel, masked(line.address), asked, monotonic() + patience)
+        with closing(open_client(address, invitation)) as channel:
+            asked = Enrolment(pair.public.text, name, socket.gethostname())
+            _enrolled(channel, address, asked, invitation, monotonic() + patience)
     except AddressUnusable as error:
-        raise NotEnrolled(str(error)) from error
+        raise BrokerUnreachable(str(error)) from error
+    except KeyRefused as refused:
+        if refused.refusal is not KeyRefusal.NOT_ADMITTED:
+            raise
+        if not _admits(address, pair):
+            raise NotEnrolled(
+                f"{shown(address)}: the join line is old: its invitation has ended or was revoked, or the broker has "
+                f"forgotten it; {NEW_LINE}. {admitting(pair)}"
+            ) from refused
 
 
-def _enrolled(channel: ClientChannel, address: str, asked: Enrolment, deadline: float) -> None:
+def _enrolled(channel: ClientChannel, address: str, asked: Enrolment, pair: KeyPair, deadline: float) -> None:
+    """Send the enrolment until it is answered. `pair` is that of the invitation, with which `channel` was dialled."""
+    due = 0.0
     while True:
-        channel.send(encode_enrolment(asked))
-        if (frame := channel.receive(REPEAT)) is not None:
+        if channel.renewed() or monotonic() >= due:
+            channel.send(encode_enrolment(asked))
+            due = monotonic() + REPEAT
+        if (frame := channel.receive(LOOK)) is not None:
             try:
                 answer = read_answer(frame)
             except ForeignMessage as error:
-                raise NotEnrolled(f"{address}: {error}; install the same stageline on both machines") from error
+                raise NotEnrolled(f"{shown(address)}: {error}; install the same stageline on both machines") from error
             if answer.refusal:
-                raise NotEnrolled(f"{address}: {answer.refusal}")
+                raise NotEnrolled(f"{shown(address)}: {answer.refusal}")
             if answer.key == asked.key:
                 return
-        if reason := _REFUSED.get(KeyRefusal(channel.refusal)):
-            raise NotEnrolled(f"{address}: {reason}")
+        if refusal := KeyRefusal(channel.refusal):
+            raise KeyRefused(refusal, address, pair)
         if monotonic() > deadline:
             lacking = channel.trouble or "nothing answers there: start the broker, or open its port"
-            raise NotEnrolled(f"{address}: {lacking}")
+            raise BrokerUnreachable(f"{shown(address)}: {lacking}")
+
+
+def _admits(address: str, pair: KeyPair) -> bool:
+    """Return True if the broker, which is there, admits the key."""
+    deadline = monotonic() + KNOWN
+    with closing(open_client(address, pair, keeps=True)) as channel:
+        while not channel.refusal and monotonic() < deadline:
+            if channel.renewed():
+                return True
+            channel.receive(LOOK)
+    return False

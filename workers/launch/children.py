@@ -14,6 +14,7 @@ from typing import Self, TextIO
 import msgspec
 
 from stageline.broker.control.records import RunLength
+from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.code_lines import CodeLine
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child, Spawn
@@ -51,6 +52,7 @@ class LocalRun:
         length: Number of steps of the run, if known.
         broker: Address at which the broker is found from here, if the workers are on other machines; "": it takes an
             address of its own.
+        pair: Pair by which the broker knows this process; None for an address without a key.
     """
 
     plan: Sequence[str]
@@ -66,6 +68,7 @@ class LocalRun:
     script: ScriptProcess | None = None
     length: RunLength | None = None
     broker: str = ""
+    pair: KeyPair | None = None
 
 
 def broker_url(sockets: Path) -> str:

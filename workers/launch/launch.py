@@ -3,6 +3,7 @@
 The run's folder also gets checksums of the data's first batches: a resumed run has to go on with the same data.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from time import monotonic
 import msgspec
 
 from stageline.broker.control.records import RunLength
+from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.addresses import dialled
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.model.stage_layout import StageLayout
@@ -30,6 +32,8 @@ from stageline.workers.extras.preflight.trial_result import (
     goes_on,
 )
 from stageline.workers.extras.preflight.trials import cut_arguments, memory_arguments, try_plan
+from stageline.workers.keys.keyring import own_broker
+from stageline.workers.process.entrance import has_keys
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.records import measured_timetable
@@ -237,6 +241,7 @@ def local_run(
         length: Number of steps, if known.
         remote: Workers come from other machines.
     """
+    broker, pair = _broker_of(plan) if remote else ("", None)
     return LocalRun(
         arguments,
         0 if remote else len(plan.workers),
@@ -250,8 +255,15 @@ def local_run(
         gone=lambda: template.gone,
         script=script,
         length=length,
-        broker=dialled(plan.broker.url) if remote else "",
+        broker=broker,
+        pair=pair,
     )
+
+
+def _broker_of(plan: Plan) -> tuple[str, KeyPair | None]:
+    """Return where the broker at `broker.url`, which is started here, is found from here, and the pair to dial with."""
+    url = dialled(plan.broker.url)
+    return own_broker(url, os.environ) if has_keys(plan, plan.broker.url) else (url, None)
 
 
 FILE = "batches.json"

@@ -50,7 +50,7 @@ def supervise(local: LocalRun, on_status: Callable[[Facts], None] = lambda facts
     with ExitStack() as stack:
         signals = stack.enter_context(Signals())  # first: from here on there is something to clean up
         children = stack.enter_context(Children(local, lambda: signals.count > 1))
-        client = stack.enter_context(Client(children.url, lambda: read_control_secret(local.folder)))
+        client = stack.enter_context(Client(children.url, lambda: read_control_secret(local.folder), local.pair))
         supervisor = Supervisor(children, client)
         while (outcome := supervisor.poll(signals.count, on_status)) is None:
             sleep(POLL)

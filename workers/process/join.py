@@ -22,15 +22,19 @@ import msgspec
 import structlog
 
 from stageline.broker.coordinator.run import ScriptCode
+from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.keys.refusal import KeyRefusal
 from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences, from_mapping
 from stageline.pipeline.plan.difference import is_weights_path
+from stageline.pipeline.plan.plan import GivenValue, from_environment, from_set
 from stageline.pipeline.plan.tables import dotted, leaves, nested
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged, read_manifest
-from stageline.workers.control.client import BrokerUnreachable, Client, NoAnswer
+from stageline.workers.control.client import BrokerUnreachable, Client, KeyRefused, NoAnswer
 from stageline.workers.control.joining import NotAdmitted
+from stageline.workers.control.redialling import REDIAL
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.runs import folder as runs
 
@@ -71,18 +75,29 @@ class JoinAnswer(msgspec.Struct, frozen=True):
     over: bool
 
 
-def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Callable[[Plan], int]) -> int:
+def work_for_script(
+    broker: str, patience: float, sets: Sequence[str], work: Callable[[Plan], int], pair: KeyPair | None = None
+) -> int:
     """Do `work` with the plan of the script's run at `broker`. Returns the exit code.
 
-    All names in the plan are imported from the current folder before. The broker is awaited for `patience` seconds.
-    `sets` and the environment overrule keys in which machines may differ. If `work` raises `NotAdmitted` because the
-    broker has no place, and that run is over by then, the next run at the address is awaited. Raises
-    `BrokerUnreachable`; or `CannotJoin`, `PlanRefused`, or `ModelRefused` for other code. The script is told of errors,
-    too.
+    All names in the plan are imported from the current folder before. The broker is awaited for `patience` seconds. If
+    `work` raises `NotAdmitted` because the broker has no place, and that run is over by then, the next run at the
+    address is awaited. The script is told of errors, too.
+
+    Args:
+        broker: Address of the broker.
+        patience: Seconds to look for the broker.
+        sets: Settings that overrule, with the environment, keys in which machines may differ.
+        work: Called with the plan; returns the exit code.
+        pair: Pair by which the broker knows this process; None for an address without a key.
+
+    Raises:
+        BrokerUnreachable: No broker answers, or none takes the pair.
+        CannotJoin, PlanRefused, ModelRefused: This machine has other code, or the plan cannot be used.
     """
     deadline, imported = monotonic() + patience, ScriptCode("", {})
     while True:
-        answer = _ask(broker, deadline, patience)
+        answer = _ask(broker, pair, deadline, patience)
         code = ScriptCode(answer.torch, answer.files)
         try:
             plan = plan_here(answer.settings, broker, sets, os.environ)
@@ -94,28 +109,35 @@ def work_for_script(broker: str, patience: float, sets: Sequence[str], work: Cal
             imported = code  # by this process
             return work(plan)
         except NotAdmitted as refusal:
-            if _goes_on(answer.run, broker):
+            if _goes_on(answer.run, broker, pair):
                 log.error("stopped", reason=str(refusal))
                 return refusal.exit_code
         except StagelineError as error:
-            tell_script(broker, error)
+            tell_script(broker, error, pair)
             raise
 
 
-def tell_script(broker: str, error: Exception) -> None:
+def tell_script(broker: str, error: Exception, pair: KeyPair | None) -> None:
     """Tell the script why this process does not join: its user waits there."""
-    with suppress(BrokerUnreachable), Client(broker) as client:
+    with suppress(BrokerUnreachable), Client(broker, pair=pair) as client:
         client.decline(str(error))
 
 
-def _goes_on(run: str, broker: str) -> bool:
+def _goes_on(run: str, broker: str, pair: KeyPair | None) -> bool:
     """Return True if `run` is still at `broker`, and not over."""
     try:
-        with Client(broker) as client:
+        with Client(broker, pair=pair) as client:
             answer = msgspec.convert(client.ask("join", timeout=ATTEMPT), JoinAnswer)
     except (BrokerUnreachable, ValueError):
         return False
     return answer.run == run and not answer.over
+
+
+def is_insecure(sets: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Return True if `sets` or the environment renounce keys, which must be known before the plan is asked for."""
+    given = [*from_environment(environment), *map(from_set, sets)]
+    values = [each.value for each in given if isinstance(each, GivenValue) and each.key == ("broker", "insecure")]
+    return values[-1:] == [True]
 
 
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
@@ -137,13 +159,16 @@ def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], 
     return plan
 
 
-def _ask(broker: str, deadline: float, patience: float) -> JoinAnswer:
-    """Ask until a run that is not over answers, up to the `deadline`. Raises `BrokerUnreachable`, `CannotJoin`."""
+def _ask(broker: str, pair: KeyPair | None, deadline: float, patience: float) -> JoinAnswer:
+    """Ask until a run that is not over answers, up to the `deadline`. Raises `BrokerUnreachable`, `CannotJoin`.
+
+    A broker that does not admit the key of this machine is asked again: it may do so later.
+    """
     told = ""
     while True:
-        awaited = "the script's broker"
+        awaited, pause = "the script's broker", PAUSE
         try:
-            with Client(broker) as client:
+            with Client(broker, pair=pair) as client:
                 answer = msgspec.convert(client.ask("join", timeout=ATTEMPT), JoinAnswer)
             if not answer.over:
                 return answer
@@ -159,6 +184,10 @@ def _ask(broker: str, deadline: float, patience: float) -> JoinAnswer:
                     f"no script's broker answered at {masked(broker)} within {max(patience, ATTEMPT):g} s: start the "
                     "script, or name another address after --join"
                 ) from error
+        except KeyRefused as error:
+            if monotonic() > deadline or error.refusal is not KeyRefusal.NOT_ADMITTED:
+                raise
+            awaited, pause = f"admission: {error}", REDIAL
         except BrokerUnreachable:
             if monotonic() > deadline:
                 raise
@@ -169,7 +198,7 @@ def _ask(broker: str, deadline: float, patience: float) -> JoinAnswer:
         if told != awaited:
             told = awaited
             log.info(f"waiting for {awaited}", address=masked(broker), seconds=patience)
-        sleep(PAUSE)
+        sleep(pause)
 
 
 NOTE = "joined.json"

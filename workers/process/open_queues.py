@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from stageline.broker.control.messages import Assigned
 from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import secrets_of
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
@@ -43,7 +44,7 @@ def open_queues(
         ahead=sum(queue.window or 0 for queue in program.queues.values()),
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
-        key=assigned.queue_key,
+        secrets=secrets_of(program.queues.values(), assigned),
         wakes_at_once=wakes_at_once,
     )
     return backend_of(url).open_queues(

@@ -17,11 +17,13 @@ from typing import Any, Self
 import structlog
 
 from stageline.broker.control.records import LONGEST_NAME
+from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.child import Interpreter
 from stageline.pipeline.process.lifeline import LifelineOwner
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.control.enrolling import JOIN
 
 EVERY = 1.0  # seconds between two questions
 LEFT = 10.0  # seconds for a process to exit by itself once the run is over
@@ -64,20 +66,23 @@ def elastic_stages(plan: Plan) -> frozenset[int]:
 class StandIns:
     """Processes that a worker has started for other places. As a context, they end with it at the latest."""
 
-    def __init__(self, schedule: Schedule, plan: Plan, mine: int, broker: str, command: Sequence[str]) -> None:
+    def __init__(
+        self, schedule: Schedule, plan: Plan, mine: int, broker: tuple[str, KeyPair | None], command: Sequence[str]
+    ) -> None:
         """Prepare to take places. The processes will run in the folder that is the current one now.
 
         Args:
             schedule: Schedule of the run.
             plan: Plan of the run.
             mine: Index of this worker.
-            broker: Address of the broker.
-            command: Arguments of the command `stageline` that run a worker of the same plan, without its place.
+            broker: Address of the broker, and the pair by which it knows this process.
+            command: Arguments of the command `stageline` that run a worker of the same plan, without its place and its
+                broker: the processes find the address in their environment, where no other user reads it.
         """
         self._schedule = schedule
         self._elastic = elastic_stages(plan)
         self._mine = mine
-        self._broker = broker
+        self._broker, self._pair = broker
         self._command = command
         self._folder = os.getcwd()  # the user's code may change it
         self._started: dict[int, Interpreter] = {}
@@ -102,7 +107,7 @@ class StandIns:
         self._lifeline.close()
 
     def _watch(self) -> None:
-        with suppress(BrokerUnreachable), Client(self._broker) as client:
+        with suppress(BrokerUnreachable), Client(self._broker, pair=self._pair) as client:
             while not self._over.wait(EVERY):
                 self._take_places(client)
 
@@ -121,4 +126,6 @@ class StandIns:
         name = f"worker-{place}-at-{self._mine}"[:LONGEST_NAME]
         end = self._lifeline.end
         place_options = ("--index", str(place), "--name", name, "--standing-in", "--lifeline", str(end))
-        self._started[place] = Interpreter("stageline", [*self._command, *place_options], [end], cwd=self._folder)
+        environment = {**os.environ, JOIN: self._broker}
+        command = [*self._command, *place_options]
+        self._started[place] = Interpreter("stageline", command, [end], cwd=self._folder, env=environment)

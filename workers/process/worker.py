@@ -16,6 +16,7 @@ import structlog
 
 from stageline.broker.control.messages import Assigned, Failed, Goodbye
 from stageline.broker.errors import BrokerError, EndpointTaken, Fenced
+from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.queues.base import WorkerQueues
 from stageline.pipeline.errors import (
     Bug,
@@ -169,6 +170,7 @@ class WorkerOptions:
         command: Command by which other workers of the plan are started here, if the plan asks for it.
         standing_in: True if another worker has started this process for the place of a lost replica. If it cannot take
             the place, the run goes on without it.
+        pair: Pair by which the broker knows the process; None for an address without a key.
     """
 
     broker: str
@@ -182,6 +184,7 @@ class WorkerOptions:
     joined: bool = False
     command: tuple[str, ...] = ()
     standing_in: bool = False
+    pair: KeyPair | None = None
 
 
 class Worker:
@@ -231,7 +234,8 @@ class Worker:
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)
         self._features = features_of(place, stack.enter_context)
         if elastic_stages(job.plan) and options.command:
-            stack.enter_context(StandIns(job.schedule, job.plan, assigned.index, options.broker, options.command))
+            there = options.broker, options.pair
+            stack.enter_context(StandIns(job.schedule, job.plan, assigned.index, there, options.command))
         hooks = stack.enter_context(open_snapshots(place, assigned, self._features, self._announced))
         save = (lambda folder, position: sent_stages(self._stages)) if options.joined else self._save_checkpoint
         self._loop = loop_of(place, self._features, calls, keep=hooks.keep, save=save)

@@ -84,7 +84,7 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
 def _tell_refusal(error: Exception, code: int, options: WorkerOptions) -> None:
     """Tell the script if a worker of it on another machine cannot begin."""
     if options.joined and code == ExitCode.REFUSED:
-        tell_script(options.broker, error)
+        tell_script(options.broker, error, options.pair)
 
 
 def _anchored(plan: Plan) -> Plan:
@@ -113,7 +113,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     length = {"length": job.length, "needs_length": job.length is None and not plan.scripted}
     why_not = partial(why_not_own, job.plan) if options.joined else (lambda run: None)
     identity = identity_of(job.plan, options.name, options.claim, why_not, spare=options.spare, **length)
-    control = ControlThread(options.broker, identity, lifeline=lifeline)
+    control = ControlThread(options.broker, identity, options.pair, lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
         if assigned.index >= count:

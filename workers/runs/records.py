@@ -12,6 +12,7 @@ Reading changes nothing, and locks nothing out. The broker's store, which one br
 measured timetable of a run that is over: when each action began and ended.
 """
 
+import os
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,12 +35,13 @@ from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline import retry
-from stageline.pipeline.addresses import masked
+from stageline.pipeline.addresses import masked, needs_keys
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
 from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Schedule
+from stageline.workers.keys.keyring import own_pair
 
 from . import folder as runs
 from .folder import Result
@@ -172,7 +174,8 @@ def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun
     """Return a context whose value is the records in `folder`.
 
     `store` is an address in place of the plan's `broker.store`, which is recorded without its password.
-    Raises `RecordsDamaged`, in the context too if the records that it reads are damaged, or `StoreUnusable`.
+    Raises `RecordsDamaged`, in the context too if the records that it reads are damaged, or `StoreUnusable`, or
+    `KeyUnusable`.
     """
     with explained(str(folder / runs.OWNER)):
         owner = read_owner(folder)
@@ -181,7 +184,8 @@ def recorded_run(folder: Path, store: str | None = None) -> Iterator[RecordedRun
     with explained(str(file)):
         plan = msgspec.json.decode(file.read_bytes(), type=dict[str, Any]) if file.exists() else None
         kept_at = str((plan or {}).get("broker", {}).get("store", runs.IN_FOLDER))
-        opened = _open_store(folder, store or kept_at)
+        insecure = bool((plan or {}).get("broker", {}).get("insecure"))
+        opened = _open_store(folder, store or kept_at, insecure=insecure)
     place = str(folder / runs.STORE) if kept_at == runs.IN_FOLDER else f"the broker's store at {masked(kept_at)}"
     with closing(opened), explained(place):
         stored = opened.load()
@@ -204,10 +208,19 @@ def explained(place: str) -> Iterator[None]:
         raise RecordsDamaged(f"{place} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _open_store(folder: Path, address: str) -> Store:
+def _open_store(folder: Path, address: str, *, insecure: bool) -> Store:
     if address == runs.IN_FOLDER:
         return SqliteReader(folder / runs.STORE) if (folder / runs.STORE).exists() else MemoryStore()
-    return backend_of(address).open_store(address, folder.resolve().name, PATIENCE, lambda reason: None)
+    secret, run = _secret_at(address, insecure=insecure), folder.resolve().name
+    return backend_of(address).open_store(address, run, PATIENCE, lambda reason: None, secret=secret)
+
+
+def _secret_at(address: str, *, insecure: bool) -> bytes:
+    """Return the secret with which records at this address are sealed: that of the broker's key, which is this user's.
+
+    Returns b"" if they do not leave this machine, or keys are renounced. Raises `KeyUnusable`.
+    """
+    return own_pair(os.environ).secret if needs_keys(address, insecure=insecure) else b""
 
 
 class RecutNote(msgspec.Struct, frozen=True):
@@ -277,12 +290,14 @@ def open_store(plan: Plan, run: str, waiting: Callable[[str], None] | None = Non
 
     Raises:
         StoreUnusable: The store cannot be opened.
+        KeyUnusable: The records are to be sealed, and this user's key cannot be made or read.
     """
     if plan.broker.store == runs.IN_FOLDER:
         file = runs.folder(plan, run) / runs.STORE
         return SqliteStore(file, patience=retry.BOUND, waiting=waiting) if waiting else SqliteStore(file)
     url = plan.broker.store
-    return backend_of(url).open_store(url, run, WAITS, waiting or (lambda reason: None))
+    secret = _secret_at(url, insecure=plan.broker.insecure)
+    return backend_of(url).open_store(url, run, WAITS, waiting or (lambda reason: None), secret=secret)
 
 
 def measured_timetable(plan: Plan, run: str, schedule: Schedule, steps: int) -> list[Timed]:

@@ -101,12 +101,19 @@ class RedisBackend(Backend):
         return sealed_server(address, keys)
 
     def open_store(
-        self, url: str, run: str, patience: float, waiting: Callable[[str], None], *, kept_steps: int = KEPT_STEPS
+        self,
+        url: str,
+        run: str,
+        patience: float,
+        waiting: Callable[[str], None],
+        *,
+        kept_steps: int = KEPT_STEPS,
+        secret: bytes = b"",
     ) -> Store:
         """Return the store of `run` at the server, as `Backend.open_store`."""
         from .store import RedisStore
 
-        return RedisStore(url, run, kept_steps, patience, waiting)
+        return RedisStore(url, run, kept_steps, patience, waiting, secret)
 
     def check_server(self, url: str) -> str:
         """Return a sentence about the server at `url`, with warnings.

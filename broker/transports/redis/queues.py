@@ -85,7 +85,7 @@ class RedisQueues(QueueEnds):
         self.lock = self._shared.lock
         links = RedisLink(url), RedisLink(url)
         self._wakeup = Wakeup()
-        layout_entry = layout(run, is_sealed=options.sealing_of is not None)
+        layout_entry = layout(run, is_sealed=options.secrets.sealing_of is not None)
         self._sender = SenderThread(links[0], self._shared, self._wake, layout_entry, options.patience)
         self.kick = self._sender.kick
         self._receiver = ReceiverThread(links[1], self._shared, self._wake, self.kick, options.patience)
@@ -231,7 +231,7 @@ class RedisQueues(QueueEnds):
         return RedisInbound(self, reader)
 
     def _form(self, queue: Queue) -> EntryForm:
-        return form_of(self.run, queue, self.options.sealing_of)
+        return form_of(self.run, queue, self.options.secrets.sealing_of)
 
 
 class RedisOutbound(LockedLog):

@@ -17,6 +17,8 @@ from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.transports.base import Backend, key_expected, place_of
 from stageline.pipeline.addresses import EVERY_INTERFACE, Reach, parted, register
 
+from .relay import RelayBackend
+
 if TYPE_CHECKING:
     from stageline.broker.queues.base import WorkerQueues
     from stageline.broker.queues.ends import QueueOptions
@@ -152,5 +154,5 @@ def _port(url: str) -> str:
     return parted(url)[0].rpartition(":")[2]
 
 
-for _each in (ShmBackend(), IpcBackend(), TcpBackend()):
+for _each in (ShmBackend(), IpcBackend(), TcpBackend(), RelayBackend()):
     register(_each)

@@ -34,6 +34,7 @@ from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.links import OutboundLink, RouteGone
+from stageline.broker.queues.requests import NO_KEYS, Keys
 
 from .bind import bind_path, is_trusted, user_of
 
@@ -296,14 +297,14 @@ class ConsumerConnection:
 
 
 class Listener(OutboundLink):
-    """Server of the senders given to `add` at `url`, which is `shm://` and a path; `key` seals the run's requests."""
+    """Server of the senders given to `add` at `url`, which is `shm://` and a path; `keys` seal requests."""
 
-    def __init__(self, url: str, run: str, key: bytes = b"", note: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, url: str, run: str, keys: Keys = NO_KEYS, note: Callable[[], object] = lambda: None) -> None:
         """Listen at `url`, and call `note` whenever `trouble` may have changed.
 
         Raises `EndpointTaken` if another process listens there, or the path cannot be used.
         """
-        super().__init__(run, key)
+        super().__init__(run, keys)
         self._socket = sockets.socket(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
         try:
             bind_path(self._socket, url)

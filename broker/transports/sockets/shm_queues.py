@@ -22,6 +22,7 @@ from stageline.broker.errors import BadMessage, EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink
+from stageline.broker.queues.requests import NO_KEYS, Keys
 
 from .bind import is_trusted, user_of
 from .shm_producer import (
@@ -60,15 +61,15 @@ class Dialer(InboundLink):
     Times are in seconds on the monotonic clock.
     """
 
-    def __init__(self, endpoint: str, run: str, key: bytes = b"") -> None:
+    def __init__(self, endpoint: str, run: str, keys: Keys = NO_KEYS) -> None:
         """Make a link that connects on its first `send_requests`.
 
         Args:
             endpoint: `shm://` and the path of the producers' socket.
             run: Id of the run, which messages must name.
-            key: The run's queue key, which requests and replies are sealed with.
+            keys: Keys of the worker's queues, which requests and replies are sealed with.
         """
-        super().__init__(endpoint, run, key)
+        super().__init__(endpoint, run, keys)
         self._path = endpoint.removeprefix("shm://")
         self._socket: sockets.socket | None = None
         self._arrivals = select.poll()  # of the socket
@@ -294,7 +295,7 @@ class ShmQueues(LinkedQueues):
             run: Id of the run.
             incarnation: Incarnation of the worker.
             url: `shm://` and the path of a socket.
-            options: Windows, limits and the run's queue key.
+            options: Windows, limits and secrets.
 
         Raises:
             EndpointTaken: Another process listens at the path, or the path cannot be used.
@@ -303,7 +304,7 @@ class ShmQueues(LinkedQueues):
         self.endpoint = url
         self.trouble: Trouble | None = None  # why messages do not reach a consumer
         try:
-            self.outbound_link = self._listener = Listener(url, run, options.key, self._note_trouble)
+            self.outbound_link = self._listener = Listener(url, run, options.secrets.requests, self._note_trouble)
         except EndpointTaken:
             self._wakeup.close()
             raise
@@ -318,4 +319,4 @@ class ShmQueues(LinkedQueues):
         return [descriptor for descriptor, _ in poll.poll(max(0, math.ceil(seconds * 1000)))]
 
     def _open_link(self, endpoint: str) -> Dialer:
-        return Dialer(endpoint, self.run, self.options.key)
+        return Dialer(endpoint, self.run, self.options.secrets.requests)

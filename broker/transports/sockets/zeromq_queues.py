@@ -27,11 +27,12 @@ from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.codec.message import LIMITS, Frame, Message
 from stageline.broker.errors import EndpointTaken
+from stageline.broker.keys.pairs import PublicKey
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
-from stageline.broker.queues.requests import CreditRequest, Requester
+from stageline.broker.queues.requests import NO_KEYS, CreditRequest, Keys, Requester
 from stageline.broker.transports.base import key_expected
 
 from .bind import bind, connect
@@ -131,7 +132,7 @@ class Dealer(InboundLink):
         run: str,
         *,
         hwm: int,
-        key: bytes = b"",
+        keys: Keys = NO_KEYS,
         curve: CurveClient | None = None,
     ) -> None:
         """Connect to the producers.
@@ -141,10 +142,10 @@ class Dealer(InboundLink):
             endpoint: Address of the producers' worker.
             run: Id of the run, which messages must name.
             hwm: Number of messages that may wait on the connection.
-            key: The run's queue key, which requests and replies are sealed with.
+            keys: Keys of the worker's queues, which requests and replies are sealed with.
             curve: Keys of the connection; None: it has none.
         """
-        super().__init__(endpoint, run, key)
+        super().__init__(endpoint, run, keys)
         self._curve = curve
         self._blocked = False  # there is a request to send, and no connection yet
         self._context = context
@@ -244,7 +245,7 @@ class Router(OutboundLink):
     """Server of the senders given to `add`; `endpoint` is where to connect to."""
 
     def __init__(
-        self, context: Context, url: str, run: str, hwm: int, key: bytes = b"", curve: CurveServer | None = None
+        self, context: Context, url: str, run: str, hwm: int, keys: Keys = NO_KEYS, curve: CurveServer | None = None
     ) -> None:
         """Listen at `url`. Raises `EndpointTaken`.
 
@@ -253,10 +254,10 @@ class Router(OutboundLink):
             url: Address, in which port 0 stands for any free port, and 5600-5609 for the first of these that is free.
             run: Id of the run, which requests must name.
             hwm: Number of messages that may wait for one connection.
-            key: The run's queue key, which requests are sealed with.
+            keys: Keys of the worker's queues, which requests are sealed with.
             curve: Keys of the connections; None: they have none.
         """
-        super().__init__(run, key)
+        super().__init__(run, keys)
         self.socket = open_keyed(context, zmq.ROUTER, _options(zmq.ROUTER, hwm), curve)
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
@@ -327,7 +328,7 @@ class Router(OutboundLink):
 class ZeroMQQueues(LinkedQueues):
     """All queue ends of one worker, over ZeroMQ."""
 
-    schemes = ("ipc://", "tcp://")
+    schemes: tuple[str, ...] = ("ipc://", "tcp://")
 
     def __init__(self, run: str, incarnation: int, bind_url: str, options: QueueOptions) -> None:
         """Open the queues, with a socket that listens at `bind_url`.
@@ -336,24 +337,28 @@ class ZeroMQQueues(LinkedQueues):
             run: Id of the run.
             incarnation: Incarnation of the worker.
             bind_url: `ipc:///path` or `tcp://host:port`, port 0 for any that is free, 5600-5609 for one of these.
-            options: Windows, limits and the run's queue key.
+            options: Windows, limits and secrets.
 
         Raises:
             EndpointTaken: `bind_url` cannot be bound.
         """
         super().__init__(run, incarnation, options)
-        self.trouble: Trouble | None = None  # always: no server stands between workers
         self._hwm = 2 * options.ahead + 16  # a resend may double what is on its way
         self._context: Context = zmq.Context()
         try:
             self.router = self.outbound_link = Router(
-                self._context, bind_url, run, self._hwm, options.key, server_of(options.keys)
+                self._context, bind_url, run, self._hwm, options.secrets.requests, server_of(options.secrets.curve)
             )
         except EndpointTaken:
             self._context.destroy(0)
             self._wakeup.close()
             raise
         self.endpoint = self.router.endpoint
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """None: no server stands between the workers."""
+        return None
 
     def _sleep(self, link: InboundLink, receiver: Receiver, timeout: float) -> Message | None:
         """Wait at one socket if nothing waits to be sent: one system call, not several."""
@@ -372,7 +377,12 @@ class ZeroMQQueues(LinkedQueues):
         return dict(zmq.zmq_poll(list(watched.items()), max(0, math.ceil(seconds * 1000))))
 
     def _open_link(self, endpoint: str) -> Dealer:
-        pair = None if self.options.keys is None else self.options.keys.pair
+        secrets = self.options.secrets
+        pair = None if secrets.curve is None else secrets.curve.pair
         address, server = key_expected(endpoint, pair)
-        curve = client_of(pair, server)
-        return Dealer(self._context, address, self.run, hwm=self._hwm, key=self.options.key, curve=curve)
+        way, curve = self._way_to(address, server), client_of(pair, server)
+        return Dealer(self._context, way, self.run, hwm=self._hwm, keys=secrets.requests, curve=curve)
+
+    def _way_to(self, address: str, server: PublicKey | None) -> str:
+        """Return the address to dial for the worker at `address` that has the key `server`."""
+        return address

@@ -36,10 +36,10 @@ class ControlWay:
         return open_client(server.endpoint, self.pair, keeps=True)
 
 
-WAYS = {scheme: ControlWay(backend) for scheme, backend in BACKENDS.items()}
+WAYS = {scheme: ControlWay(backend) for scheme, backend in BACKENDS.items() if scheme != "relay"}
 WAYS |= {
     f"{scheme}, with keys": ControlWay(BACKENDS[scheme], ServerKeys(BROKER, Admitted()), WORKER)
-    for scheme in ("tcp", "redis")
+    for scheme in ("tcp", "redis", "relay")
 }
 
 
@@ -125,6 +125,6 @@ def test_the_address_of_a_running_broker_is_taken(
 ) -> None:
     monkeypatch.setattr(through_redis, "TENURE", 1.0)
     monkeypatch.setattr(through_redis, "_REFRESH", 0.1)
-    there = rf"in use|a broker (\(pid \d+ on host .+\)|with the key {BROKER.public.text}) is there"
+    there = rf"in use|is at the relay|a broker (\(pid \d+ on host .+\)|with the key {BROKER.public.text}) is there"
     with at_work(server), pytest.raises(EndpointTaken, match=there):
         way.server(server.endpoint)

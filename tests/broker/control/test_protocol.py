@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Exited, Report, Stop
+from stageline.broker.control.place_keys import PlaceKeys
 from stageline.broker.control.protocol import (
     RunKeys,
     Serials,
@@ -16,7 +17,7 @@ from stageline.broker.control.protocol import (
 )
 from stageline.broker.errors import BadMessage, ForeignMessage
 
-PLACE = Assigned("run-1", 0, 7, 20, secret=b"secret", queue_key=b"secret too")
+PLACE = Assigned("run-1", 0, 7, 20, secret=b"secret", keys=PlaceKeys(0, (b"", b"secret too"), b"secret three"))
 KEYS = RunKeys("run-1", b"k" * 32)
 
 
@@ -66,13 +67,16 @@ def test_a_sealed_message_arrives_and_proves_who_sent_it() -> None:
     body, seal = opened(sealed(b"body", KEYS.of_control, serial=7))
     assert (body, seal.serial) == (b"body", 7)
     assert seal.is_of(KEYS.of_control)
-    assert not seal.is_of(KEYS.of_queues)
+    assert not seal.is_of(KEYS.of_link(0, 1))
 
 
 @pytest.mark.parametrize("other", [RunKeys("run-2", KEYS.key), RunKeys("run-1", b"l" * 32)], ids=["run", "key"])
 def test_another_run_or_key_has_other_secrets(other: RunKeys) -> None:
     def of(keys: RunKeys) -> list[bytes]:
-        return [keys.of_control, keys.of_queues, *(keys.of_incarnation(number) for number in (1, 2, 12))]
+        numbers = 1, 2, 12
+        links = [keys.of_link(0, 1), keys.of_link(1, 2), keys.of_link(0, 1, 1), keys.of_link(1, 12)]
+        places = [*map(keys.of_place, numbers), keys.of_place(1, 1)]
+        return [keys.of_control, keys.salt, *links, *places, *map(keys.of_incarnation, numbers)]
 
     secrets = of(KEYS) + of(other)
     assert len(set(secrets)) == len(secrets)
@@ -87,7 +91,7 @@ def test_an_unsealed_message_proves_nothing() -> None:
 
 def test_without_a_key_nothing_can_be_proven() -> None:
     none = RunKeys("run-1")
-    assert none.of_control == none.of_queues == none.of_incarnation(1) == b""
+    assert none.of_control == none.of_link(0, 1) == none.of_place(0) == none.salt == none.of_incarnation(1) == b""
     assert not opened(sealed(b"body", b""))[1].is_of(none.of_control)
 
 

@@ -94,7 +94,9 @@ FORGED: list[ToBroker] = [
 
 
 @pytest.mark.parametrize("terms", [TERMS, SNAPSHOTS], ids=["without recovery", "with recovery"])
-@pytest.mark.parametrize("secret", [b"", b"x" * 32, KEYS.of_incarnation(2), KEYS.of_queues], ids=lambda key: key[:2])
+@pytest.mark.parametrize(
+    "secret", [b"", b"x" * 32, KEYS.of_incarnation(2), KEYS.of_link(0, 1)], ids=lambda key: key[:2]
+)
 @pytest.mark.parametrize("forged", FORGED, ids=lambda message: type(message).__name__)
 def test_a_message_without_its_secret_changes_nothing(forged: ToBroker, secret: bytes, terms: RunConfig) -> None:
     """StopRun(code=0) made broker and workers exit 0, Hello moved a live worker's endpoint, Report completed checkpoint
@@ -179,7 +181,7 @@ def test_a_place_comes_with_its_secret_once_and_to_the_process_that_has_it() -> 
         ((_, place),) = wire.say(name(0), mine).outgoing
         wire.core.tick(wire.now)
         assert isinstance(place, Assigned)
-        assert (place.secret, place.queue_key) == (KEYS.of_incarnation(1), KEYS.of_queues)
+        assert (place.secret, place.keys.links) == (KEYS.of_incarnation(1), (b"", KEYS.of_link(0, 1)))
     for other in (hello(0), msgspec.structs.replace(hello(0), token="b" * 32)):
         assert all(not isinstance(message, Assigned) for _, message in wire.say(STRANGER, other).outgoing)
     ((_, again),) = wire.say(name(0), hello(0, incarnation=1, endpoint="ipc://0")).outgoing
@@ -192,7 +194,7 @@ def test_no_answer_holds_a_secret(what: str) -> None:
     wire = SealedConversation(SNAPSHOTS).join()
     wire.say(name(0), report(0, number=1))
     answer = encode(wire.say(STRANGER, Ask(what)).outgoing[0][1])
-    secrets = [KEYS.key, KEYS.of_control, KEYS.of_queues, *map(KEYS.of_incarnation, (1, 2))]
+    secrets = [KEYS.key, KEYS.of_control, KEYS.of_link(0, 1), KEYS.of_place(0), *map(KEYS.of_incarnation, (1, 2))]
     for secret in secrets:
         assert secret not in answer
         assert secret.hex().encode() not in answer

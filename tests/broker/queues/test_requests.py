@@ -164,6 +164,7 @@ def test_a_replaced_consumer_is_fenced() -> None:
 
 
 QUEUE_KEY = b"q" * 32
+QUEUE_KEYS = {"backward-2": QUEUE_KEY}
 REQUESTS = [credit_request(3, 7, 11, resend=True), reply(3, first=2, sent=9)]
 
 
@@ -175,42 +176,52 @@ REQUESTS = [credit_request(3, 7, 11, resend=True), reply(3, first=2, sent=9)]
     ],
 )
 def test_requests_have_these_bytes(request_: CreditRequest | RetentionReply, frame: str) -> None:
-    assert pack(request_, QUEUE_KEY) == bytes.fromhex(frame)
+    assert pack(request_, QUEUE_KEYS) == bytes.fromhex(frame)
 
 
 def test_requests_arrive_as_they_were_sent() -> None:
-    for key in (QUEUE_KEY, b""):
-        assert unpack(pack(REQUESTS[0], key), CreditRequest, key) == REQUESTS[0]
-        assert unpack(pack(REQUESTS[1], key), RetentionReply, key) == REQUESTS[1]
+    for keys in (QUEUE_KEYS, {}):
+        assert unpack(pack(REQUESTS[0], keys), CreditRequest, keys) == REQUESTS[0]
+        assert unpack(pack(REQUESTS[1], keys), RetentionReply, keys) == REQUESTS[1]
 
 
-@pytest.mark.parametrize("key", [b"", b"x" * 32])
+@pytest.mark.parametrize("keys", [{}, {"backward-2": b"x" * 32}], ids=["no key", "another key"])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_no_request_is_accepted_without_the_runs_key(request_: CreditRequest | RetentionReply, key: bytes) -> None:
+def test_no_request_is_accepted_without_the_queues_key(
+    request_: CreditRequest | RetentionReply, keys: dict[str, bytes]
+) -> None:
     with pytest.raises(BadMessage, match="damaged, or from a process outside the run"):
-        unpack(pack(request_, key), type(request_), QUEUE_KEY)
+        unpack(pack(request_, keys), type(request_), QUEUE_KEYS)
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_the_key_of_a_queue_moves_no_credit_of_another_queue(request_: CreditRequest | RetentionReply) -> None:
+    frame = pack(request_, QUEUE_KEYS)
+    for others in ({"forward-2": QUEUE_KEY}, {"forward-2": QUEUE_KEY, "backward-2": b"x" * 32}):
+        with pytest.raises(BadMessage, match="damaged, or from a process outside the run"):
+            unpack(frame, type(request_), others)
 
 
 def test_a_request_of_another_run_still_names_that_run() -> None:
-    assert run_named_in(pack(REQUESTS[0], b"x" * 32)) == "run"
+    assert run_named_in(pack(REQUESTS[0], QUEUE_KEYS)) == "run"
     for frame in (b"", b"garbage", pack(REQUESTS[0])[:20]):
         with pytest.raises(BadMessage):
             run_named_in(frame)
 
 
-@pytest.mark.parametrize("key", [b"", QUEUE_KEY])
+@pytest.mark.parametrize("keys", [{}, QUEUE_KEYS], ids=["no key", "a key"])
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_no_damaged_request_is_accepted(request_: CreditRequest | RetentionReply, key: bytes) -> None:
-    frame = pack(request_, key)
+def test_no_damaged_request_is_accepted(request_: CreditRequest | RetentionReply, keys: dict[str, bytes]) -> None:
+    frame = pack(request_, keys)
     for place in range(len(frame)):
         for bit in range(8):
             damaged = bytearray(frame)
             damaged[place] ^= 1 << bit
             with pytest.raises(BadMessage):
-                unpack(bytes(damaged), type(request_), key)
+                unpack(bytes(damaged), type(request_), keys)
     for length in range(len(frame)):
         with pytest.raises(BadMessage):
-            unpack(frame[:length], type(request_), key)
+            unpack(frame[:length], type(request_), keys)
 
 
 def test_a_request_of_another_version_names_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,8 @@ CODES = {
     "SL603": "NotEnrolled",
     "SL604": "KeyUnusable",
     "SL605": "KeyExists",
+    "SL606": "KeyRefused",
+    "SL607": "KeyMissing",
     "SL900": "Bug",
     "SL901": "QueueGap",
     "SL902": "IllegalTransition",

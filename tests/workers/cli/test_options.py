@@ -4,13 +4,13 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from stageline.workers.cli import options
+from stageline.workers.cli import broker_address, options
 from stageline.workers.runs import folder as runs
 
 
 @click.command()
-@click.option("--broker", callback=options.address(dials=True))
-@click.option("--bind", callback=options.address(dials=False))
+@click.option("--broker", callback=broker_address.address(dials=True))
+@click.option("--bind", callback=broker_address.address(dials=False))
 @click.option("--run", callback=options.run_id)
 @click.option("--seconds", type=options.Finite(min=0))
 def command(**values: object) -> None:

@@ -9,10 +9,16 @@ from structlog.testing import capture_logs
 
 from stageline.broker.control.messages import Answer, Ask, Confirmed, FromBroker, Refused, StopRun
 from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.join_line import keyed
+from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_server
 from stageline.broker.transports.sockets import connection_rules
-from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.pipeline.addresses import parted
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.control.client import BrokerUnreachable, Client, KeyRefused
 from support.control_channels import received
+from support.keyed import BROKER, STRANGER, WORKER, Admitted
 
 
 @contextmanager
@@ -114,3 +120,39 @@ def test_what_is_no_message_is_passed_over_and_the_question_is_put_once() -> Non
         thread.start()
         assert client.ask("status", timeout=20.0)["asked"] == 1
         thread.join()
+
+
+def test_a_key_that_is_not_admitted_is_named_with_the_command_that_admits_it_and_may_ask_again_then() -> None:
+    admission = Admitted([])
+    with (
+        closing(open_server("tcp://127.0.0.1:0", ServerKeys(BROKER, admission))) as server,
+        Client(server.endpoint, pair=WORKER) as client,
+    ):
+        with pytest.raises(KeyRefused, match=f"keys admit {WORKER.public.text}") as refused:
+            client.ask("status", timeout=30)
+        assert (refused.value.refusal, refused.value.exit_code) == (KeyRefusal.NOT_ADMITTED, ExitCode.NOT_ADMITTED)
+        admission.pairs.append(WORKER)
+
+        def serve() -> None:
+            ((sender, _),) = received(server)
+            server.send([(sender, encode(Answer("status/1", {})))])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert client.ask("status", timeout=30) == {"schema": "status/1"}
+        thread.join()
+
+
+def test_a_broker_with_keys_a_broker_without_and_another_broker_are_told_apart() -> None:
+    keys = ServerKeys(BROKER, Admitted())
+    with closing(open_server("tcp://127.0.0.1:0", keys)) as server, closing(open_server("tcp://127.0.0.1:0")) as bare:
+        plain = parted(server.endpoint)[0]
+        for url, pair, said in [
+            (plain, None, "has keys, and this address has none; paste the line"),
+            (keyed(bare.endpoint, BROKER.public), WORKER, "uses no keys"),
+            (keyed(plain, STRANGER.public), WORKER, "another key than the address says"),
+        ]:
+            with Client(url, pair=pair) as client, pytest.raises(KeyRefused, match=said) as refused:
+                client.ask("status", timeout=30)
+            assert parted(url)[0] in str(refused.value)
+            assert refused.value.exit_code == ExitCode.NOT_ADMITTED

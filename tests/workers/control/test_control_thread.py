@@ -7,6 +7,7 @@ from threading import Event
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
@@ -22,13 +23,20 @@ from stageline.broker.control.messages import (
     Trim,
 )
 from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.join_line import keyed
+from stageline.broker.keys.pairs import PublicKey
 from stageline.broker.transports.base import open_server
+from stageline.pipeline.addresses import parted
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
-from stageline.workers.control.client import BrokerUnreachable
+from stageline.workers.control import control_thread, redialling
+from stageline.workers.control.client import BrokerUnreachable, KeyRefused
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.runtime.progress import Progress
 from support.control_channels import PATIENCE, received
+from support.keyed import BROKER, STRANGER, WORKER, Admitted
 
 IDENTITY = WorkerIdentity(Hello(CONTROL_VERSION, "d" * 64, "worker-0", "host", 1, "", 0))
 PLACE = Assigned("run-1", 0, 7, 0)
@@ -39,8 +47,8 @@ SEALED_PLACE = Assigned("run-1", 0, 7, 0, secret=SECRET)
 class BrokerEnd:
     """The broker's end of the connection to one worker."""
 
-    def __init__(self) -> None:
-        self.server = open_server("tcp://127.0.0.1:0")
+    def __init__(self, keys: ServerKeys | None = None) -> None:
+        self.server = open_server("tcp://127.0.0.1:0", keys)
         self.sender = b""
         self._serial = 0
         self._sent = b""
@@ -196,3 +204,68 @@ def test_a_worker_that_finds_no_broker_says_so() -> None:
     control = ControlThread("tcp://127.0.0.1:9", IDENTITY)
     with closing(control), pytest.raises(BrokerUnreachable, match="no broker"):
         control.join(0.1)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times after a refusal are tenths of a second."""
+    monkeypatch.setattr(redialling, "REDIAL", 0.1)
+    monkeypatch.setattr(control_thread, "REVOKED", 0.3)
+
+
+class AdmittedLater:
+    """An admission by a person, who has seen that a key was refused a few times."""
+
+    def __init__(self) -> None:
+        self.refused = 0
+
+    def admits(self, public: PublicKey) -> bool:
+        self.refused += 1
+        return self.refused > 3
+
+
+def test_a_worker_whose_key_is_not_admitted_says_so_once_and_has_its_place_once_it_is(quick: None) -> None:
+    end = BrokerEnd(ServerKeys(BROKER, AdmittedLater()))
+    with closing(end.server), closing(ControlThread(end.server.endpoint, IDENTITY, WORKER)) as control:
+        broker = threading.Thread(target=lambda: (end.until(Hello), end.send(PLACE)))
+        broker.start()
+        with capture_logs() as logged:
+            assert control.join(PATIENCE) == PLACE
+        broker.join()
+        assert sum(f"stageline keys admit {WORKER.public.text}. It" in each["event"] for each in logged) == 1
+
+
+def test_a_worker_whose_key_is_not_admitted_in_time_ends_with_the_command_that_admits_it(quick: None) -> None:
+    end = BrokerEnd(ServerKeys(BROKER, Admitted([])))
+    with closing(end.server), closing(ControlThread(end.server.endpoint, IDENTITY, WORKER)) as control:
+        ended: BrokerUnreachable | None = None
+        while not isinstance(ended, KeyRefused):  # the first attempts end before the broker has refused
+            with pytest.raises(BrokerUnreachable) as raised:
+                control.join(0.1)
+            ended = raised.value
+        assert f"stageline keys admit {WORKER.public.text}" in str(ended)
+        assert ended.exit_code == ExitCode.NOT_ADMITTED
+
+
+def test_a_worker_does_not_wait_where_there_is_another_broker(quick: None) -> None:
+    end = BrokerEnd(ServerKeys(BROKER, Admitted()))
+    other = keyed(parted(end.server.endpoint)[0], STRANGER.public)
+    refused = pytest.raises(KeyRefused, match="another key than the address says")
+    with closing(end.server), closing(ControlThread(other, IDENTITY, WORKER)) as control, refused:
+        control.join(PATIENCE)
+
+
+def test_a_worker_whose_key_is_revoked_ends_with_the_command_that_admits_it_again(quick: None) -> None:
+    admission = Admitted()
+    end, rung = BrokerEnd(ServerKeys(BROKER, admission)), Event()
+    with closing(end.server), closing(ControlThread(end.server.endpoint, IDENTITY, WORKER)) as control:
+        control.start(PLACE, "ipc://0", Progress(), steps=10, wake=rung.set)
+        end.until(Hello)
+        admission.pairs.clear()
+        end.server.readmit()
+        while not rung.wait(0.05):
+            end.server.receive(0.0)
+        (stop,) = control.commands
+        assert isinstance(stop, Stop)
+        assert stop.code == ExitCode.NOT_ADMITTED
+        assert f"stageline keys admit {WORKER.public.text}" in stop.reason

@@ -4,19 +4,23 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from time import time
 
 import pytest
 
-from stageline.broker.errors import ForeignMessage, NotEnrolled
+from stageline.broker.errors import BadJoinLine, ForeignMessage, NotEnrolled
 from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.enrolment import LARGEST_ENROLMENT, Enrolment, answer_enrolment, encode_enrolment
-from stageline.broker.keys.join_line import JoinLine
-from stageline.broker.keys.pairs import KeyPair, invite_pair
+from stageline.broker.keys.join_line import JoinLine, keyed
+from stageline.broker.keys.pairs import KeyPair, invite_pair, operator_pair
 from stageline.broker.keys.register import Invitation, KeyRegister
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.addresses import parted
-from stageline.workers.control.enrolling import enrol
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.control.client import BrokerUnreachable, KeyMissing, KeyRefused
+from stageline.workers.control.enrolling import demand_key, enrol, entered
+from stageline.workers.keys.keyring import own_pair
 from support.redis_server import shared_server
 from support.transports import broker_url, registered
 
@@ -88,21 +92,81 @@ def test_an_old_line_one_of_another_broker_and_a_process_without_keys_are_told_a
     register, pair = inviting(), KeyPair.generate()
     with broker(register, pair) as address, broker(register, None) as open_address:
         right = JoinLine(address, pair.public, SECRET)
-        for line, said in [
-            (replace(right, secret=bytes(16)), "the join line is old"),
-            (replace(right, broker=KeyPair.generate().public), "another key than the join line says"),
-            (replace(right, address=open_address), "uses no keys"),
+        for line, error, said in [
+            (
+                replace(right, secret=bytes(16)),
+                NotEnrolled,
+                f"the join line is old: .*keys admit {MACHINE.public.text}",
+            ),
+            (replace(right, broker=KeyPair.generate().public), KeyRefused, "has another key than the address says"),
+            (replace(right, address=open_address), KeyRefused, "uses no keys"),
         ]:
-            with pytest.raises(NotEnrolled, match=f"{line.address}: .*{said}"):
+            with pytest.raises(error, match=said) as raised:
                 enrol(line, MACHINE, "worker-0", patience=30)
+            assert line.address in str(raised.value)
+            assert raised.value.exit_code == ExitCode.NOT_ADMITTED
     assert not register.admits(MACHINE.public)
+
+
+def test_a_machine_that_has_enrolled_before_needs_no_invitation_that_goes_on() -> None:
+    register, pair = inviting(), KeyPair.generate()
+    with broker(register, pair) as address:
+        line = JoinLine(address, pair.public, SECRET)
+        enrol(line, MACHINE, "worker-0", patience=30)
+        register.expire(time() + 4000)
+        enrol(line, MACHINE, "worker-0", patience=30)
+        register.revoke(MACHINE.public.text, time())
+        with pytest.raises(NotEnrolled, match="the join line is old"):
+            enrol(line, MACHINE, "worker-0", patience=30)
 
 
 def test_where_nothing_answers_patience_ends_and_the_address_is_named() -> None:
     with broker(inviting(), None) as address:
         pass
-    with pytest.raises(NotEnrolled, match=f"{address}: nothing answers there"):
+    with pytest.raises(BrokerUnreachable, match=f"{address}: nothing answers there"):
         enrol(JoinLine(address, KeyPair.generate().public, SECRET), MACHINE, "worker-0", patience=0)
+
+
+def test_the_address_of_a_line_is_dialled_by_this_machines_key_and_by_the_operators_where_the_broker_has_it(
+    tmp_path: Path,
+) -> None:
+    here, there = ({"XDG_CONFIG_HOME": str(tmp_path / name)} for name in ("here", "there"))
+    register, pair = inviting(), own_pair(there)
+    with broker(register, pair) as address:
+        line = JoinLine(address, pair.public, SECRET).text
+        url, found = entered(f" {line}\n", here, "worker-0", patience=30)
+        assert (url, found) == (keyed(address, pair.public), own_pair(here))
+        assert entered(url, here, "worker-0", patience=30) == (url, found)  # has enrolled
+        assert entered(line, there, "worker-0", patience=30) == (url, operator_pair(pair))
+    assert [each.key for each in register.record.keys] == [own_pair(here).public.text]
+    assert entered("tcp://127.0.0.1:7000", here, "worker-0", patience=30) == ("tcp://127.0.0.1:7000", None)
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (1, "no key part after #"),
+        (3, "its broker's key has 0 characters"),
+        (4, "its broker's key has 0 characters"),
+        (20, "its broker's key has 16 characters"),
+        (50, "its secret has 2 characters"),
+        (75, "its check has 4 characters"),
+    ],
+)
+def test_a_line_that_is_cut_off_anywhere_after_its_address_is_told_from_an_address(cut: int, said: str) -> None:
+    address = "tcp://desk:7000"
+    line = JoinLine(address, MACHINE.public, SECRET).text[: len(address) + cut]
+    with pytest.raises(BadJoinLine, match=said):
+        entered(line, {}, "worker-0", patience=30)
+
+
+def test_an_address_of_another_machine_needs_a_key_unless_keys_are_renounced() -> None:
+    line = JoinLine("tcp://desk:7000", MACHINE.public, SECRET)
+    for url in ("tcp://127.0.0.1:7000", "ipc:///tmp/broker", keyed(line.address, line.broker), line.text):
+        demand_key(url, insecure=False)
+    demand_key("tcp://desk:7000", insecure=True)
+    with pytest.raises(KeyMissing, match=r"tcp://desk:7000 has no key.*--join '.*broker.insecure = true"):
+        demand_key("tcp://desk:7000", insecure=False)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\x80", b"x" * 2**20, encode_enrolment(Enrolment("k1.", "a", "b"))[:-1]])

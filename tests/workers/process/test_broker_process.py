@@ -36,6 +36,7 @@ from stageline.broker.control.messages import (
     StopRun,
     Trim,
 )
+from stageline.broker.control.place_keys import PlaceKeys
 from stageline.broker.control.protocol import RunKeys, Sealer, decode_from_broker, encode, sealed
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.control.store import MemoryStore
@@ -145,7 +146,9 @@ def core(terms: RunConfig = TERMS) -> Coordinator:
 def assigned(index: int, *, step: int = 0, aware: bool = False) -> Assigned:
     """What a worker is told; one that is `aware` has its secret."""
     secret = b"" if aware else KEYS.of_incarnation(index + 1)
-    return Assigned(KEYS.run, index, index + 1, step, secret=secret, queue_key=KEYS.of_queues)
+    link = KEYS.of_link(0, 1)
+    keys = PlaceKeys(index, (link, b"") if index else (b"", link))
+    return Assigned(KEYS.run, index, index + 1, step, secret=secret, keys=keys)
 
 
 def hello(index: int, incarnation: int = 0, plan: str = "plan") -> Hello:

@@ -61,7 +61,7 @@ class Brokers:
         self._answers = list(answers)
         self.declined: list[str] = []
 
-    def __call__(self, address: str) -> "Brokers":
+    def __call__(self, address: str, pair: object) -> "Brokers":
         return self
 
     def __enter__(self) -> "Brokers":
@@ -124,9 +124,8 @@ def test_a_refusal_by_a_run_that_goes_on_stands_and_other_code_than_was_imported
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ((".", "--join", "tcp://127.0.0.1:7000"), "--join goes without CONFIG"),
         (("--join", "tcp://127.0.0.1:7000", "--broker", "tcp://127.0.0.1:7000"), "--join goes without --broker"),
-        (("--join",), "--join needs the address"),
+        (("--join",), "--join needs the line that the script printed"),
         (("--join", "tcp://0.0.0.0:0"), "its port must be the one"),
     ],
 )

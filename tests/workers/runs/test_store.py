@@ -1,18 +1,22 @@
 """The timetable as it ran: read back from the broker's records."""
 
 from contextlib import closing
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from stageline.broker.control.records import StepRecord
 from stageline.broker.control.sqlite_store import SqliteStore
-from stageline.broker.control.store import MemoryStore
+from stageline.broker.control.store import MemoryStore, StoreUnusable
 from stageline.broker.ledger.ledger import packed_times
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.runs import folder as runs
-from stageline.workers.runs.records import measured, measured_timetable
+from stageline.workers.runs.records import measured, measured_timetable, open_store, recorded_run
+from support.redis_server import shared_server
 
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - dialled, which leads to this machine, and counts as another
 LINE = make_schedule("1f1b", [(0,), (1,)], 2)
 
 
@@ -55,3 +59,30 @@ def test_a_run_without_records_has_no_timetable(tmp_path):
     assert measured_timetable(plan, "run-1", LINE, 5) == []
     (folder / runs.STORE).write_bytes(b"this is no database, and long enough for its header to be looked at" * 9)
     assert measured_timetable(plan, "run-1", LINE, 5) == []
+
+
+@pytest.mark.parametrize(
+    ("host", "insecure", "is_sealed"),
+    [(EVERYWHERE, False, True), (EVERYWHERE, True, False), ("127.0.0.1", False, False)],
+)
+def test_records_at_a_server_that_may_be_elsewhere_are_sealed_with_this_users_key_unless_keys_are_renounced(
+    host: str, insecure: bool, is_sealed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAGELINE_KEY_FILE", str(tmp_path / "own.key"))
+    server = shared_server()
+    number = server.own_number()
+    url = server.tcp_url_of(number).replace("127.0.0.1", host)
+    sets = [f"run.dir={tmp_path}", f"broker.store={url}", f"broker.insecure={str(insecure).lower()}"]
+    plan = read_plan("examples/mlp", sets=sets, environment={})
+    with closing(open_store(plan, "run-1")) as store:
+        store.put("registry", {"host": "desk-of-anna"})
+    with closing(server.client(number)) as client:
+        assert (b"desk-of-anna" not in client.hget("stageline:{run-1}:store:fact", "registry")) == is_sealed
+    folder = runs.make_folder(plan, "run-1")
+    (folder / runs.PLAN).write_bytes(msgspec.json.encode(plan.as_mapping()))
+    with recorded_run(folder) as run:
+        assert run.stored.facts["registry"] == {"host": "desk-of-anna"}
+    if is_sealed:
+        monkeypatch.setenv("STAGELINE_KEY_FILE", str(tmp_path / "another.key"))
+        with pytest.raises(StoreUnusable, match=r"another key than this process has.*STAGELINE_KEY_FILE"):
+            open_store(plan, "run-1")

@@ -4,8 +4,10 @@ import socket
 
 import pytest
 
+from stageline.pipeline.plan import Plan
 from stageline.workers.script.calls.news import command_there
 from stageline.workers.script.checks import check_address, queues_beside
+from support import small_plans
 
 
 @pytest.mark.parametrize("address", ["tcp://0.0.0.0:7000", "tcp://[::1]:7000", "redis://host:6379/0", "unix:///r.sock"])
@@ -31,7 +33,12 @@ def test_the_scripts_queues_are_beside_the_broker() -> None:
     assert queues_beside("redis://host/1#digits") == "redis://host/1"  # the name is that of the broker
 
 
+def run_at(address: str, *, insecure: bool = False) -> Plan:
+    return small_plans.plan(broker__url=address, broker__insecure=insecure)
+
+
 def test_the_command_for_the_other_machines_names_an_address_that_they_can_dial() -> None:
-    assert command_there("tcp://0.0.0.0:7000") == f"stageline worker --join tcp://{socket.gethostname()}:7000"
-    assert command_there("redis://host/1") == "stageline worker --join redis://host/1"
-    assert "secret" not in command_there("redis://:secret@host/1")
+    there = command_there(run_at("tcp://0.0.0.0:7000", insecure=True), "line-1")
+    assert there == f"stageline worker --join tcp://{socket.gethostname()}:7000"
+    assert command_there(run_at("redis://host/1"), "line-1") == "stageline worker --join redis://host/1"
+    assert "secret" not in command_there(run_at("redis://:secret@host/1"), "line-1")

@@ -10,12 +10,14 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
-from stageline.workers.cli import completion, options
+from stageline.workers.cli import broker_address, completion, options
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import log_to_stderr, say
+from stageline.workers.control.enrolling import JOIN, demand_key, entered, is_join_line
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan
@@ -26,24 +28,27 @@ ADDRESS = "STAGELINE_BROKER__URL"
 GRACE = 5.0  # seconds beyond its bound, in which the process that started it ends it
 
 
-def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    return options.address(dials=True)(ctx, parameter, value) if value else value
-
-
 @click.command(
     cls=Command,
     examples=(
-        "stageline worker examples/digits --broker tcp://10.0.0.4:5600",
-        "stageline worker --join tcp://10.0.0.4:7000 --patience 60",
+        "stageline worker examples/digits --join 'tcp://desk:7000#k1....'",
+        "stageline worker --join @line.txt --patience 60",
     ),
     groups={"Run": ("--index", "--name", "--spare"), "Network": ("--broker", "--join", "--patience")},
-    codes=codes(ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED, ok="the run has finished"),
+    codes=codes(
+        ExitCode.NO_BROKER,
+        ExitCode.NO_WORKER,
+        ExitCode.SAVED,
+        ExitCode.NOT_ADMITTED,
+        ExitCode.REFUSED,
+        ok="the run has finished",
+    ),
 )
 @options.config
 @options.sets
 @click.option(
     "--broker",
-    callback=options.address(dials=True),
+    callback=broker_address.address(dials=True),
     metavar="URL",
     shell_complete=completion.broker_addresses,
     help="The broker's address. Default: broker.url of the plan.",
@@ -52,10 +57,11 @@ def _address_if_given(ctx: click.Context, parameter: click.Parameter, value: str
     "--join",
     is_flag=False,
     flag_value="",
-    callback=_address_if_given,
-    metavar="URL",
+    callback=broker_address.address(dials=True),
+    metavar="LINE",
     shell_complete=completion.broker_addresses,
-    help=f"Join the script whose broker is there; without a URL, at {ADDRESS} of the environment. Takes no CONFIG.",
+    help="Join by the line that a broker printed: LINE, @FILE, - (standard input), or nothing and the line in "
+    f"{JOIN}. Without CONFIG, the plan is that of the script there.",
 )
 @click.option("--index", type=click.IntRange(min=0), help="Index of the worker in the plan. Default: any free one.")
 @click.option("--name", help="Name of this worker in reports.")
@@ -85,45 +91,62 @@ def worker(
 ) -> int:
     """Run one worker of the plan CONFIG.
 
-    It computes its stages until the run is over. The other workers may be on any machine. With --join, the plan is that
-    of a script, and its functions are imported from the current folder, which must have the script's files.
+    It computes its stages until the run is over. The other workers may be on any machine. With --join and no CONFIG,
+    the plan is that of a script, and its functions are imported from the current folder, which must have the script's
+    files.
     """
     log_to_stderr()
+    if join is not None and broker is not None:
+        raise click.UsageError("--join goes without --broker: both name the broker. Leave one of them out")
+    given = broker_address.given(join or broker)
     if patience is None:
         patience = PATIENCE if join is None else JOIN_PATIENCE
     patience = patience or ONE_ATTEMPT
+    called = name or ("worker" if index is None else f"worker-{index}")
+    scripted = join is not None and ctx.get_parameter_source("config") is not ParameterSource.COMMANDLINE
+    quiet = lifeline != -1
 
-    command = () if join is not None else ("worker", *options.plan_arguments(config, sets))
-    if command and broker:
-        command = (*command, "--broker", broker)
-
-    def work(plan: "Plan") -> int:
+    def work(plan: "Plan", url: str, pair: KeyPair | None) -> int:
         from stageline.workers.process.worker import WorkerOptions
         from stageline.workers.process.worker_process import run_worker
 
         if spare:
             options.require_restarts(plan)
-        if join is None and lifeline == -1:
-            say(f"stageline: {_dials(broker or plan.broker.url, patience)}", err=True)
+        if not (scripted or quiet):
+            say(f"stageline: {_dials(url, patience)}", err=True)
+        starts = not scripted and (standing_in or not quiet)  # `train` replaces its own workers
         return run_worker(
             plan,
             WorkerOptions(
-                broker or plan.broker.url,
-                name or ("worker" if index is None else f"worker-{index}"),
+                url,
+                called,
                 index,
                 patience,
+                pair=pair,
                 lifeline=lifeline,
                 sockets=sockets,
                 spare=spare,
-                joined=join is not None,
-                command=command if lifeline == -1 or standing_in else (),  # `train` replaces its own workers
+                joined=scripted,
+                command=("worker", *options.plan_arguments(config, sets)) if starts else (),
                 standing_in=standing_in,
             ),
         )
 
-    if join is None:
-        return work(options.plan_of(config, sets))
-    return _work_for_script(ctx, join, patience, sets, work)
+    if scripted:
+        return _work_for_script(given, called, patience, sets, work)
+    plan = options.plan_of(config, sets)
+    return work(plan, *_entered(given or plan.broker.url, called, patience, insecure=plan.broker.insecure))
+
+
+def _entered(text: str, name: str, patience: float, *, insecure: bool) -> tuple[str, KeyPair | None]:
+    """Return the address that `text` names, and the pair to dial it with; enrol first if it is a join line."""
+    from stageline.workers.process.entrance import SWITCHED_ON
+
+    if SWITCHED_ON:
+        demand_key(text, insecure=insecure)
+    if is_join_line(text):
+        say(f"stageline: enrols this machine with the broker at {masked(text)}, for {patience:g} s at most", err=True)
+    return entered(text, os.environ, name, patience)
 
 
 def _dials(url: str, patience: float) -> str:
@@ -134,24 +157,25 @@ def _dials(url: str, patience: float) -> str:
 
 
 def _work_for_script(
-    ctx: click.Context, address: str, patience: float, sets: tuple[str, ...], work: Callable[["Plan"], int]
+    given: str, name: str, patience: float, sets: tuple[str, ...], work: Callable[["Plan", str, KeyPair | None], int]
 ) -> int:
-    """Do `work` with the plan of the script at `address`, or at the address in the environment."""
-    for name, option in (("config", "CONFIG"), ("broker", "--broker")):
-        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"--join goes without {option}: the plan is the script's. Leave one of both out")
-    address = address or os.environ.get(ADDRESS, "")
-    if not address:
-        raise click.UsageError(f"--join needs the address of the script's broker, or {ADDRESS} in the environment")
-    from stageline.workers.process.join import work_for_script
+    """Do `work` with the plan of the script at the broker that was `given`, or at the address in the environment."""
+    text = given or os.environ.get(ADDRESS, "")
+    if not text:
+        raise click.UsageError(
+            f"--join needs the line that the script printed, or that line in {JOIN} of the environment"
+        )
+    from stageline.workers.process.join import is_insecure, work_for_script
     from stageline.workers.process.worker_process import warm_up_device
+
+    url, pair = _entered(text, name, patience, insecure=is_insecure(sets, os.environ))
 
     def warn_and_work(plan: "Plan") -> int:
         options.warn(plan.warnings)
-        return work(plan)
+        return work(plan, url, pair)
 
     warm_up_device("cpu")  # takes seconds, which others wait for once this worker has its place
-    return work_for_script(address, patience, sets, warn_and_work)
+    return work_for_script(url, patience, sets, warn_and_work, pair)
 
 
 @click.command(
@@ -173,7 +197,7 @@ def _work_for_script(
 @options.sets
 @click.option(
     "--bind",
-    callback=options.address(dials=False),
+    callback=broker_address.address(dials=False),
     metavar="URL",
     shell_complete=completion.broker_addresses,
     help="Address to listen at. Default: broker.url of the plan.",

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from stageline.pipeline.errors import ExitCode
-from stageline.workers.cli import completion, options
+from stageline.workers.cli import broker_address, completion, options
 from stageline.workers.cli.help import Command, CommandGroup, codes
 from stageline.workers.cli.options import RUNS, answer_about
 from stageline.workers.cli.output import (
@@ -56,7 +56,7 @@ def _step_and_microbatch(ctx: click.Context, parameter: click.Parameter, value: 
     codes=codes(ExitCode.NO_BROKER, ExitCode.REFUSED),
 )
 @options.where
-@options.broker
+@broker_address.broker
 @options.as_json
 def status(where: str | None, broker: str | None, as_json: bool) -> None:
     """Show the progress of a run, and what its workers do.
@@ -74,7 +74,7 @@ def status(where: str | None, broker: str | None, as_json: bool) -> None:
     codes=codes(ExitCode.NO_BROKER, ExitCode.REFUSED),
 )
 @options.where
-@options.broker
+@broker_address.broker
 @click.option(
     "--stage",
     callback=options.stage_label,
@@ -102,7 +102,7 @@ def why(where: str | None, broker: str | None, stage: str | None, as_json: bool)
 )
 @click.argument("microbatch", metavar="STEP/MICROBATCH", callback=_step_and_microbatch)
 @options.where
-@options.broker
+@broker_address.broker
 @options.as_json
 def story(microbatch: tuple[str, str], where: str | None, broker: str | None, as_json: bool) -> None:
     """Show the history of one microbatch, stage by stage.
@@ -123,7 +123,7 @@ def queue() -> None:
     codes=codes(ExitCode.NO_BROKER, ExitCode.REFUSED),
 )
 @options.where
-@options.broker
+@broker_address.broker
 @options.as_json
 def ls(where: str | None, broker: str | None, as_json: bool) -> None:
     """List the queues and their contents, as their producers last reported them.

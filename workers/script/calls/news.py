@@ -9,6 +9,7 @@ ask; a broker that does not answer is gone, or busy: then nothing is known, whic
 
 import atexit
 import os
+import shlex
 import socket
 import sys
 import threading
@@ -20,11 +21,15 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol
 
+from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.ledger.member import worker_label
 from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, masked
 from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
+from stageline.workers.keys.keyring import own_join_line
+from stageline.workers.process.entrance import has_keys
 from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.listing import ending_of
 from stageline.workers.runs.records import RecordedState, recorded_run
@@ -38,6 +43,7 @@ ANSWER_TIMEOUT = 2.0  # seconds for the broker to answer
 PATIENCE = 1.5  # seconds that a call or the script's own code may take before it is said what the run waits for
 LONG = 5.0  # seconds that an empty place is waited for before it is told
 
+Asked = Callable[[str], Facts | None]  # a kind of facts -> the broker's answer; None if it does not answer
 LostProcess = tuple[int, int]  # the worker's index, and the pid of the process that was lost
 GO_ON = "go on with: "
 PERIOD = 0.25  # seconds between two looks
@@ -50,31 +56,37 @@ def say(*lines: str) -> None:
         print(f"stageline: {line}", file=sys.stderr, flush=True)
 
 
-def ask(url: str, what: str) -> dict[str, Any] | None:
-    """Return the facts of the broker's answer; None if it does not answer."""
+def ask(url: str, what: str, pair: KeyPair | None) -> Facts | None:
+    """Return the facts of the broker's answer; None if it does not answer.
+
+    Args:
+        url: Address of the broker.
+        what: Kind of facts, such as "status".
+        pair: Pair by which the broker knows this process; None for an address without a key.
+    """
     try:
-        with Client(url) as client:
+        with Client(url, pair=pair) as client:
             return client.ask(what, timeout=ANSWER_TIMEOUT)
     except (BrokerUnreachable, ValueError):
         return None
 
 
-def waits_for(progress: Progress, url: str) -> str:
+def waits_for(progress: Progress, asked: Asked) -> str:
     """Return what a run has waited for longer than `PATIENCE`; "" for nothing.
 
-    `progress` is the script's own; if the script waits, the broker at `url` is asked for the reason.
+    `progress` is the script's own; if the script waits, the broker is `asked` for the reason.
     """
     if time() - progress.since < PATIENCE:
         return ""
     if not progress.waits:
         return f"the script {progress.activity().said}"
-    facts = ask(url, "why")
+    facts = asked("why")
     return "the broker does not answer" if facts is None else printable_line(str(facts["text"]))
 
 
-def worker_lines(url: str) -> list[str]:
+def worker_lines(asked: Asked) -> list[str]:
     """Return one line for each worker with its state, as the broker knows it; none if there is no broker any more."""
-    facts = ask(url, "status")
+    facts = asked("status")
     return [] if facts is None else [_worker(row) for row in facts["workers"]]
 
 
@@ -290,8 +302,11 @@ def display_of(
     return None if news is None else Display(name, seen, lambda: "", NewsAlone(sys.stderr), news)
 
 
-def command_there(broker: str) -> str:
-    """Return the command that starts a worker on another machine."""
+def command_there(plan: Plan, run: str) -> str:
+    """Return the command that starts a worker of `run` on another machine: with keys, it has the line for it."""
+    broker = plan.broker.url
+    if has_keys(plan, broker):
+        return f"stageline worker --join {shlex.quote(own_join_line(broker, run, os.environ))}"
     shown = masked(broker)
     if shown != broker:
         return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"

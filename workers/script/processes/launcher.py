@@ -104,7 +104,7 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
         remote, again = task.code is not None, f"Its process was started again; see its log in {task.folder}"
         if task.code is not None:
             persist_json(task.folder / CODE, task.code)
-            again = f"On its machine, in the folder with your code: {command_there(task.plan.broker.url)}"
+            again = f"On its machine, in the folder with your code: {command_there(task.plan, task.folder.name)}"
         own_place = ScriptProcess(len(task.plan.workers), task.script, Lifeline(task.lifeline))
         script = own_place if task.plan.scripted else None  # else the batches come from a data source
         local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=script, remote=remote)

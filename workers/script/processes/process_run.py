@@ -6,6 +6,7 @@ abort(reason)     Goodbye: the workers carry out what was called, save the state
 discard()         the processes end, or are killed
 """
 
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -29,15 +30,17 @@ from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
+from stageline.workers.keys.keyring import pair_towards
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.process.worker_process import identity_of
 from stageline.workers.runs import folder as runs
+from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.records import measured_timetable
 from stageline.workers.runtime.calls import Call, CallKind, Position
 from stageline.workers.script.calls.batch_record import BatchRecord, DiffersFrom
 from stageline.workers.script.calls.calls import Replies, WeightNames
 from stageline.workers.script.calls.driver import Driver
-from stageline.workers.script.calls.news import ask, early_end, say, waits_for, watch_for_close, worker_lines
+from stageline.workers.script.calls.news import Asked, ask, early_end, say, waits_for, watch_for_close, worker_lines
 from stageline.workers.script.calls.page import Timetable, timed_in, timetable_of
 
 from .launcher import LauncherLifeline, LocalProcesses, start_processes
@@ -54,11 +57,11 @@ QUIET = 2.0  # seconds that a run may take to end before that is said
 CLOSE_TIMEOUT = 5.0  # seconds for the thread that owns the queues
 
 
-def await_beginning(broker: str, ended: threading.Event) -> None:
-    """Return once all workers have joined the run at `broker`, the run has `ended`, or `BEGIN_TIMEOUT` has passed."""
+def await_beginning(asked: Asked, ended: threading.Event) -> None:
+    """Return once all workers have joined the run, it has `ended`, or `BEGIN_TIMEOUT` seconds have passed."""
     deadline = monotonic() + BEGIN_TIMEOUT
     while not ended.is_set() and monotonic() < deadline:
-        facts = ask(broker, "status")
+        facts = asked("status")
         if facts is None or facts["phase"] != RunPhase.WAITING:
             return
         ended.wait(_LOOK)
@@ -118,9 +121,11 @@ class ProcessRun:
             self._processes = stack.enter_context(self._start(run, resume=resume is not None))
             stack.enter_context(script_log(self.folder))
             broker = self._processes.broker
+            self._pair = pair_towards(broker, os.environ)
             self._control = ControlThread(
                 broker,
                 identity_of(plan, "script", program.script),
+                self._pair,
                 lifeline=LauncherLifeline(self._processes),
                 exit_process=lambda code: None,
             )
@@ -172,7 +177,7 @@ class ProcessRun:
         The broker is asked; after its end, its records tell.
         """
         schedule = self._program.schedule
-        facts = None if self._driver.ended.is_set() else ask(self._processes.broker, "timetable")
+        facts = None if self._driver.ended.is_set() else self._ask("timetable")
         if facts is None:
             return timetable_of(schedule, measured_timetable(self._plan, self.folder.name, schedule, self.position))
         return timetable_of(schedule, timed_in(schedule, facts))
@@ -193,7 +198,7 @@ class ProcessRun:
 
         For any thread; may take seconds.
         """
-        return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._processes.broker)
+        return "" if self._driver.ended.is_set() else waits_for(self._driver.progress, self._ask)
 
     def news(self) -> list[str]:
         """Return news of the workers since the last call, as lines for people. For any thread."""
@@ -201,7 +206,7 @@ class ProcessRun:
 
     def workers(self) -> list[str]:
         """Return one line for each worker with its state; none once they have ended."""
-        return [] if self._driver.ended.is_set() else worker_lines(self._processes.broker)
+        return [] if self._driver.ended.is_set() else worker_lines(self._ask)
 
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return the weights of a run that was closed, or their averages, under the unsplit model's names."""
@@ -222,7 +227,7 @@ class ProcessRun:
                 steps = self._driver.leave()
                 saves = steps > 0 and self._plan.recovery.on
                 if saves:
-                    await_beginning(self._processes.broker, self._driver.ended)
+                    await_beginning(self._ask, self._driver.ended)
                 self._control.send(Goodbye(self._assigned.incarnation, reason, steps))
                 what = "the workers finish their step and save it" if saves and not knows_failure else "the run ends"
                 if self._processes.wait(QUIET) is None:
@@ -300,6 +305,10 @@ class ProcessRun:
             return Position()
         snapshots = SnapshotDirectory.of(runs.folder(self._plan, assigned.run), assigned.run, self._plan)
         return snapshots.load(0, assigned.step).position
+
+    def _ask(self, what: str) -> Facts | None:
+        """Return the facts of the broker's answer; None if it does not answer. For any thread."""
+        return ask(self._processes.broker, what, self._pair)
 
     def _reachable(self, endpoint: str) -> str:
         return reachable(endpoint, self._processes.broker)

@@ -174,11 +174,9 @@ def await_workers(
     return None if ended.is_set() else Absence(missing, unreachable, tuple(told))
 
 
-def missing_line(missing: list[int], broker: str) -> str:
-    """Return the script's line on workers that are `missing` at `broker`."""
-    return (
-        f"waiting for {workers_named(missing)}. On each machine, in the folder with your code: {command_there(broker)}"
-    )
+def missing_line(missing: list[int], command: str) -> str:
+    """Return the script's line on workers that are `missing`, which `command` starts."""
+    return f"waiting for {workers_named(missing)}. On each machine, in the folder with your code: {command}"
 
 
 def workers_named(missing: list[int]) -> str:
@@ -304,16 +302,21 @@ class RemoteRun(ProcessRun):
                 raise self._failure(f"the broker does not listen after {JOIN_TIMEOUT:g} s", ExitCode.NO_BROKER)
             sleep(LOOK)
         every = list(range(len(self._plan.workers)))  # none can have joined yet
-        say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._plan.broker.url))
+        say(*(f"warning: {warning}" for warning in self._plan.warnings), missing_line(every, self._command))
         return super()._join()
+
+    @property
+    def _command(self) -> str:
+        """Command that starts a worker on another machine."""
+        return command_there(self._plan, self.folder.name)
 
     def _at_end(self) -> None:
         """Write the positions: a run may be resumed at any step's end, also if the broker ends it."""
         self._positions.keep()
 
     def _await_workers(self) -> None:
-        patience, broker = self._plan.broker.patience, self._plan.broker.url
-        with Client(self._processes.broker, lambda: runs.read_control_secret(self.folder)) as client:
+        patience = self._plan.broker.patience
+        with Client(self._processes.broker, lambda: runs.read_control_secret(self.folder), self._pair) as client:
             absence = await_workers(client, len(self._plan.workers), patience, self._driver.ended, say)
         self._driver.raise_failure()
         if absence is None:
@@ -324,7 +327,7 @@ class RemoteRun(ProcessRun):
         if absence.declined:
             said += f"; {'; '.join(absence.declined)}"
         raise self._failure(
-            f"{said}. Start it on its machine, in the folder with your code: {command_there(broker)}",
+            f"{said}. Start it on its machine, in the folder with your code: {self._command}",
             ExitCode.NO_WORKER,
         )
 

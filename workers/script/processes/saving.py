@@ -4,6 +4,7 @@ A killed script leaves its launcher, broker and workers for a lease, as in a pau
 ended.
 """
 
+import os
 import shutil
 import socket
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from stageline.workers.checkpoint.saved import (
 )
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
 from stageline.workers.checkpoint.source import BEST, source_in
+from stageline.workers.keys.keyring import pair_towards
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import EVALUATIONS, carry_lines
 from stageline.workers.runs.owner import RunGoesOn, require_free
@@ -62,7 +64,9 @@ def await_former_processes(folder: Path, lease: float) -> None:
 def _script_is_there(folder: Path) -> bool:
     """Return True if the broker reports the script as present and, on this machine, its process exists."""
     url = runs.read_broker_url(folder)
-    script = (ask(url, "status") or {}).get("script") or {} if url is not None else {}
+    if url is None:
+        return False
+    script = (ask(url, "status", pair_towards(url, os.environ)) or {}).get("script") or {}
     here = script.get("host") == socket.gethostname()
     return script.get("standing") == "present" and (not here or psutil.pid_exists(script["pid"]))
 

@@ -19,6 +19,7 @@ from zlib_ng.zlib_ng import crc32
 from stageline.broker.codec.message import Message, encode
 from stageline.broker.errors import BadMessage, Disagreement
 from stageline.broker.queues.delivery import Credit
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.redis.answers import RedisUnfit
 from stageline.broker.transports.redis.entries import PIECE, read_credit, read_retention
 from stageline.broker.transports.redis.forms import PLAIN_ANNOUNCEMENT, SealedForm
@@ -28,7 +29,7 @@ from support.redis_queues import STREAM, line_at, payloads, put_all, take_all, w
 from support.redis_server import shared_server
 from support.sealed import sealing, sealing_since
 
-SEALED = {"sealing_of": sealing_since(0)}
+SEALED = {"secrets": sealing_since(0)}
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ def test_a_worker_that_seals_and_one_that_does_not_refuse_each_other(
 def test_a_worker_with_another_secret_reads_nothing_and_says_so(
     stack: ExitStack, hasty: None, url: str, other: Callable[..., Any]
 ) -> None:
-    line = QueuePair(worker(stack, 1, url, **SEALED), worker(stack, 2, url, sealing_of=other))
+    line = QueuePair(worker(stack, 1, url, **SEALED), worker(stack, 2, url, secrets=QueueSecrets(sealing_of=other)))
     line.inbound.rewind(0)
     line.put(0)
     assert line.inbound.take(0.3) is None  # it grants nothing that its producer could read
@@ -119,7 +120,7 @@ def test_messages_of_a_producer_with_another_secret_end_the_run_with_the_reason(
     stack: ExitStack, hasty: None, url: str
 ) -> None:
     consumer = worker(stack, 2, url, **SEALED)
-    other = {"sealing_of": partial(sealing, word=b"another")}
+    other = {"secrets": QueueSecrets(sealing_of=partial(sealing, word=b"another"))}
     forger = QueuePair(worker(stack, 1, url, **other), worker(stack, 2, url, **other))
     forger.put(0, 1)
     forger.take_numbers(2)
@@ -258,7 +259,7 @@ def test_no_announcement_is_believed_that_the_other_end_has_not_sealed(
 
 def test_digests_of_steps_are_equal_at_both_ends_and_tell_a_stranger_nothing(stack: ExitStack) -> None:
     digests = []
-    for terms in ({}, SEALED, {"sealing_of": partial(sealing, word=b"another")}):
+    for terms in ({}, SEALED, {"secrets": QueueSecrets(sealing_of=partial(sealing, word=b"another"))}):
         line = line_at(stack, shared_server().own_database(), **terms)
         line.put(*range(8))
         line.take_numbers(8)
@@ -268,7 +269,7 @@ def test_digests_of_steps_are_equal_at_both_ends_and_tell_a_stranger_nothing(sta
 
 
 def test_padded_messages_of_similar_sizes_lie_there_with_one_size(stack: ExitStack, client: Any, url: str) -> None:
-    line = line_at(stack, url, sealing_of=partial(sealing, is_padded=True))
+    line = line_at(stack, url, secrets=QueueSecrets(sealing_of=partial(sealing, is_padded=True)))
     tensors = payloads(1, 250) + payloads(1, 252) + payloads(1, 256)  # 1000 to 1024 bytes
     put_all(line, tensors)
     take_all(line, tensors)

@@ -19,6 +19,7 @@ from stageline.broker.keys.admission import Admission, NotReady, QueueKeys, Serv
 from stageline.broker.keys.join_line import keyed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.base import backend_of, open_client, open_server
 from stageline.broker.transports.sockets import zeromq_channel, zeromq_queues
 from stageline.broker.transports.sockets.curve import CurveClient, CurveServer
@@ -53,7 +54,7 @@ def dialling(endpoint: str, pair: KeyPair = WORKER, broker: KeyPair = BROKER) ->
 
 
 def queues_at(url: str) -> ZeroMQQueues:
-    return ZeroMQQueues("run", 1, url, QueueOptions(keys=KEYS))
+    return ZeroMQQueues("run", 1, url, QueueOptions(secrets=QueueSecrets(curve=KEYS)))
 
 
 def refusal(client: ClientChannel) -> str:
@@ -292,8 +293,8 @@ def test_a_consumer_that_is_admitted_later_gets_its_messages(stack: ExitStack, m
     monkeypatch.setattr(zeromq_queues, "NO_HANDSHAKE", 0.1)
     monkeypatch.setattr(zeromq_queues, "CHECK", 0.1)
     admitted = Admitted([])
-    keys = QueueKeys(WORKER, admitted)
-    line = line_of(worker(stack, 1, keys=keys), worker(stack, 2, keys=keys))
+    keys = QueueSecrets(curve=QueueKeys(WORKER, admitted))
+    line = line_of(worker(stack, 1, secrets=keys), worker(stack, 2, secrets=keys))
     line.put(0)
     assert line.consumer.inbound(line.key).take(0.3) is None
     admitted.pairs.append(WORKER)
@@ -302,8 +303,8 @@ def test_a_consumer_that_is_admitted_later_gets_its_messages(stack: ExitStack, m
 
 def test_a_consumer_whose_key_is_revoked_gets_no_more_messages(stack: ExitStack) -> None:
     admitted = Admitted()
-    keys = QueueKeys(WORKER, admitted)
-    line = line_of(worker(stack, 1, keys=keys), worker(stack, 2, keys=keys))
+    keys = QueueSecrets(curve=QueueKeys(WORKER, admitted))
+    line = line_of(worker(stack, 1, secrets=keys), worker(stack, 2, secrets=keys))
     line.put(0)
     assert line.take().number == 0
     admitted.pairs.clear()
@@ -320,7 +321,9 @@ OF_PLACES = [QueueKeys(pair, Admitted(PLACES)) for pair in PLACES]
 
 
 def test_queues_of_places_know_each_other_by_the_keys_in_their_endpoints(stack: ExitStack) -> None:
-    producer, consumer = (worker(stack, n, keys=keys) for n, keys in enumerate(OF_PLACES, start=1))
+    producer, consumer = (
+        worker(stack, n, secrets=QueueSecrets(curve=keys)) for n, keys in enumerate(OF_PLACES, start=1)
+    )
     assert producer.endpoint.endswith(f"#{PLACES[0].public.text}")
     line = line_of(producer, consumer)
     line.put(0)
@@ -330,8 +333,10 @@ def test_queues_of_places_know_each_other_by_the_keys_in_their_endpoints(stack: 
 @pytest.mark.parametrize("pair", [None, STRANGER])
 def test_a_stranger_takes_no_message_of_a_place(pair: KeyPair | None, stack: ExitStack) -> None:
     """It speaks as stageline does, and lacks nothing but a key, or has one that no place has."""
-    producer, consumer = (worker(stack, n, keys=keys) for n, keys in enumerate(OF_PLACES, start=1))
-    stranger = worker(stack, 3, keys=None if pair is None else QueueKeys(pair, Admitted([])))
+    producer, consumer = (
+        worker(stack, n, secrets=QueueSecrets(curve=keys)) for n, keys in enumerate(OF_PLACES, start=1)
+    )
+    stranger = worker(stack, 3, secrets=QueueSecrets(curve=None if pair is None else QueueKeys(pair, Admitted([]))))
     endpoint = producer.endpoint if pair else parted(producer.endpoint)[0]
     stranger.connect({KEY: endpoint})
     line = line_of(producer, consumer)
@@ -341,8 +346,8 @@ def test_a_stranger_takes_no_message_of_a_place(pair: KeyPair | None, stack: Exi
 
 
 def test_a_place_takes_nothing_from_a_stranger_at_an_address_of_a_place(stack: ExitStack) -> None:
-    stranger = worker(stack, 1, keys=QueueKeys(STRANGER, Admitted(PLACES)))
-    consumer = worker(stack, 2, keys=OF_PLACES[1])
+    stranger = worker(stack, 1, secrets=QueueSecrets(curve=QueueKeys(STRANGER, Admitted(PLACES))))
+    consumer = worker(stack, 2, secrets=QueueSecrets(curve=OF_PLACES[1]))
     consumer.connect({KEY: keyed(parted(stranger.endpoint)[0], PLACES[0].public)})
     line = QueuePair(stranger, consumer)
     line.put(0)
@@ -355,7 +360,7 @@ def test_queues_with_keys_and_an_endpoint_without_one_are_not_connected(
     keys: QueueKeys | None, endpoint: str, stack: ExitStack
 ) -> None:
     with pytest.raises(AddressUnusable):
-        worker(stack, 1, keys=keys).connect({KEY: endpoint})
+        worker(stack, 1, secrets=QueueSecrets(curve=keys)).connect({KEY: endpoint})
 
 
 @pytest.mark.parametrize("open_at", [partial(open_server, keys=KEYS_OF_BROKER), queues_at])

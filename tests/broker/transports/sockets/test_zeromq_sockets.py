@@ -16,6 +16,7 @@ from stageline.broker.queues import links as inbound_link
 from stageline.broker.queues import requests
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.requests import CreditRequest, RetentionReply, pack, run_named_in, unpack
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.sockets import zeromq_queues as dealer
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.program import Queue
@@ -123,23 +124,26 @@ def test_garbage_from_a_stranger_changes_nothing(stack: ExitStack) -> None:
     assert line.take_numbers(29) == list(range(1, 30))
 
 
-QUEUE_KEY = b"q" * 32
+QUEUE_KEYS = {KEY.name: b"q" * 32}
+SECRETS = QueueSecrets(QUEUE_KEYS)
 OF_NOW = CreditRequest(RUN, KEY.name, 2, 2**40, 0, 10**6, resend=True, ask=True)  # 2: the consumer's
 OF_LATER = msgspec.structs.replace(OF_NOW, incarnation=2**53 - 1)
 
 
-@pytest.mark.parametrize("key", [b"", b"x" * 32], ids=["not sealed", "another key"])
+@pytest.mark.parametrize("keys", [{}, {KEY.name: b"x" * 32}], ids=["not sealed", "another key"])
 @pytest.mark.parametrize("forged", [OF_NOW, OF_LATER], ids=["current incarnation", "a later incarnation"])
-def test_a_request_from_a_stranger_diverts_no_queue(stack: ExitStack, forged: CreditRequest, key: bytes) -> None:
+def test_a_request_from_a_stranger_diverts_no_queue(
+    stack: ExitStack, forged: CreditRequest, keys: dict[str, bytes]
+) -> None:
     """The first sent 114 activations to the stranger and froze the run; the second fenced all consumers for good."""
-    producer, consumer = worker(stack, 1, key=QUEUE_KEY), worker(stack, 2, key=QUEUE_KEY)
+    producer, consumer = worker(stack, 1, secrets=SECRETS), worker(stack, 2, secrets=SECRETS)
     line = line_of(producer, consumer)
     line.put(0, 1)
     assert line.take_numbers(1) == [0]
     stranger = stranger_at(stack, producer.endpoint)
     with capture_logs() as logged:
         for _ in range(20):
-            stranger.send(pack(forged, key))
+            stranger.send(pack(forged, keys))
         wait_for(lambda: producer.pump(0.01) or logged or None)
     assert logged[0]["event"] == "refused"
     assert "from a process outside the run" in logged[0]["reason"]
@@ -153,7 +157,7 @@ def test_a_request_that_was_recorded_and_is_sent_again_diverts_no_queue(
 ) -> None:
     recorded: list[bytes] = []
     monkeypatch.setattr(inbound_link, "pack", lambda *of: recorded.append(pack(*of)) or recorded[-1])
-    producer, consumer = worker(stack, 1, key=QUEUE_KEY), worker(stack, 2, key=QUEUE_KEY)
+    producer, consumer = worker(stack, 1, secrets=SECRETS), worker(stack, 2, secrets=SECRETS)
     line = line_of(producer, consumer)
     line.put(0, 1)
     assert line.take_numbers(1) == [0]
@@ -162,7 +166,7 @@ def test_a_request_that_was_recorded_and_is_sent_again_diverts_no_queue(
     assert requests_
     for frame in requests_:
         stranger.send(frame)
-    asked = [unpack(frame, CreditRequest, QUEUE_KEY).ask for frame in requests_]
+    asked = [unpack(frame, CreditRequest, QUEUE_KEYS).ask for frame in requests_]
     for _ in range(sum(asked)):  # what can be had is no secret
         wait_for(lambda: producer.pump(0.01) or stranger.poll(0) or None)
         header, *_ = stranger.recv_multipart()
@@ -174,7 +178,7 @@ def test_a_request_that_was_recorded_and_is_sent_again_diverts_no_queue(
 
 def test_a_forged_reply_is_damage(stack: ExitStack) -> None:
     """One with a newer incarnation fenced the consumer."""
-    consumer = worker(stack, 2, key=QUEUE_KEY)
+    consumer = worker(stack, 2, secrets=SECRETS)
     context = stack.enter_context(zmq.Context())
     impostor = stack.enter_context(context.socket(zmq.ROUTER))
     impostor.linger = 0
@@ -183,11 +187,11 @@ def test_a_forged_reply_is_damage(stack: ExitStack) -> None:
     wait_for(lambda: consumer.pump(0.01) or impostor.poll(0) or None)
     peer, _ = impostor.recv_multipart()
     fenced = RetentionReply(RUN, KEY.name, 2**53 - 1, 1, 0, 0)
-    for key in (b"", b"x" * 32):
-        impostor.send_multipart([peer, b"", pack(fenced, key)])
+    for keys in ({}, {KEY.name: b"x" * 32}):
+        impostor.send_multipart([peer, b"", pack(fenced, keys)])
         wait_for(lambda: consumer.pump(0.01) or impostor.poll(0) or None)
         _, again = impostor.recv_multipart()
-        assert unpack(again, CreditRequest, QUEUE_KEY).resend
+        assert unpack(again, CreditRequest, QUEUE_KEYS).resend
     assert consumer.inbound(KEY).take(0) is None
 
 

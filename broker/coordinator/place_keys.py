@@ -1,0 +1,60 @@
+"""Keys of the places: what each worker is told of them, and others for all once a machine must not take part.
+
+A new generation of keys is stored before a worker is told of it. Running workers are told their places again, and take
+over the keys that these bring; a worker that misses that asks again as soon as its connection is back.
+
+Reads `config`, `keys`. Writes `registry`.
+"""
+
+from functools import lru_cache
+
+from stageline.broker.control.place_keys import PlaceKeys
+from stageline.broker.keys.join_line import keyed
+from stageline.broker.keys.pairs import KeyPair, PublicKey
+from stageline.broker.keys.queue_guard import QueueGuard
+from stageline.pipeline.addresses import parted
+
+from . import records
+from .state import RunState
+
+Endpoints = dict[int, tuple[int, str]]
+
+
+def keys_of(run: RunState, index: int) -> PlaceKeys:
+    """Return the keys of place `index`, in the present generation; none in a run without a key."""
+    if not run.keys.key:
+        return PlaceKeys()
+    guard, generation = run.config.guard, run.registry.generation
+    places = range(len(run.config.placement))
+    has_pairs = guard is QueueGuard.CONNECTIONS
+    return PlaceKeys(
+        index,
+        tuple(b"" if other == index else run.keys.of_link(index, other, generation) for other in places),
+        secret=run.keys.of_place(index, generation) if has_pairs else b"",
+        public=tuple(_public(run, place).raw for place in places) if has_pairs else (),
+        salt=run.keys.salt if guard is QueueGuard.MESSAGES else b"",
+        generation=generation,
+    )
+
+
+def endpoints(run: RunState) -> Endpoints:
+    """Return the addresses of every worker's queues, with their public keys if connections have keys."""
+    peers = run.registry.peers
+    if run.config.guard is not QueueGuard.CONNECTIONS or not run.keys.key:
+        return peers
+    return {index: (number, keyed(parted(at)[0], _public(run, index))) for index, (number, at) in peers.items()}
+
+
+def rotate(run: RunState) -> None:
+    """Begin a new generation of keys, which is stored. The caller tells all workers: `registration.assign_again`."""
+    run.registry.begin_generation()
+    records.save(run)
+
+
+def _public(run: RunState, index: int) -> PublicKey:
+    return _public_of(run.keys.of_place(index, run.registry.generation))
+
+
+@lru_cache(4096)
+def _public_of(secret: bytes) -> PublicKey:
+    return KeyPair.of_secret(secret).public
