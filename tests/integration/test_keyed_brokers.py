@@ -3,6 +3,7 @@ admitted. Machines are told apart by their key files."""
 
 import json
 import re
+import signal
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,12 @@ class Machines:
         arguments = ("worker", ".", "--join", line, *options, *self._sets)
         return self._workspace.start(*arguments, **self.key(machine))
 
+    def end(self, broker: Command, *workers: Command) -> int:
+        """The exit code of a broker whose workers have ended well; it would stay for half a minute to be asked."""
+        assert [each.wait() for each in workers] == [0] * len(workers)
+        broker.send_signal(signal.SIGTERM)
+        return broker.wait()
+
     def says(self, *words: str, code: int = 0) -> str:
         """What a command at the desk prints."""
         done = self._workspace.command(*words, **self.key("desk"))
@@ -78,8 +85,7 @@ def test_machines_that_join_by_the_line_train_to_the_digest_of_a_run_on_one(
     plain = json.loads(workspace.command("train", "--json", "--set", "run.dir=plain").stdout)
     broker, line = machines.broker()
     started = [machines.worker("desk", line.text), machines.worker("lab", line.text, "--name", "lab-1")]
-    assert broker.wait() == 0
-    assert [each.wait() for each in started] == [0, 0]
+    assert machines.end(broker, *started) == 0
     result = json.loads((workspace.runs()[0] / "result.json").read_text())
     assert result["weights_sha256"] == plain["weights_sha256"]
     assert ("enrolled", machines.public("lab")) in machines.log()
@@ -97,7 +103,7 @@ def test_a_broker_that_is_started_again_knows_who_has_enrolled(machines: Machine
     again, same = machines.broker("--bind", f"tcp://0.0.0.0:{port}", "--run", workspace.runs()[0].name)
     assert same == line
     desk = machines.worker("desk", keyed(line.address, line.broker))
-    assert [each.wait() for each in (again, lab, desk)] == [0, 0, 0]
+    assert machines.end(again, lab, desk) == 0
 
 
 @pytest.mark.slow
@@ -114,7 +120,7 @@ def test_a_revoked_worker_loses_its_place_and_comes_back_once_it_is_admitted(mac
     assert "revoked" in refused.stderr.read()
     machines.says("keys", "admit", key)
     started = [machines.worker(machine, line.text) for machine in ("lab", "desk")]
-    assert [each.wait() for each in (broker, *started)] == [0, 0, 0]
+    assert machines.end(broker, *started) == 0
     assert [what for what, who in machines.log() if who == key][:3] == ["enrolled", "revoked", "refused"]
 
 
@@ -128,7 +134,7 @@ def test_a_key_that_knocks_is_shown_and_joins_once_it_is_admitted(machines: Mach
     assert machines.public("lab") in machines.says("keys", "ls")
     machines.says(*command.split()[1:])
     desk = machines.worker("desk", line.text)
-    assert [each.wait() for each in (broker, stranger, desk)] == [0, 0, 0]
+    assert machines.end(broker, stranger, desk) == 0
     assert machines.log()[:2] == [("refused", machines.public("lab")), ("admitted", machines.public("lab"))]
 
 
@@ -148,15 +154,23 @@ def test_lines_are_made_for_one_machine_for_one_place_or_to_look_on(machines: Ma
     facts = json.loads(machines.says("keys", "invite", "--right", "look", "--for", "1h", "--json"))
     assert (facts["rights"], facts["serial"]) == (["look"], 2)
     started = [machines.worker("lab", once, "--index", "1"), machines.worker("desk", once)]
-    assert [each.wait() for each in (broker, *started)] == [0, 0, 0]
+    assert machines.end(broker, *started) == 0
 
 
 def test_orders_about_keys_need_a_broker_with_this_users_key(machines: Machines, workspace: Workspace) -> None:
-    assert "name the folder of a run" in machines.says("keys", "ls", code=ExitCode.USAGE) or True
     broker = workspace.start("broker", ".", "--bind", "tcp://127.0.0.1:0", **machines.key("desk"))
     until(broker.stderr, "start every worker")
     assert "has no keys" in machines.says("keys", "invite", code=ExitCode.USAGE)
     assert "has no keys" in machines.says("keys", "ls", code=ExitCode.USAGE)
+    assert machines.end(broker) == ExitCode.INTERRUPTED
+
+
+def test_another_user_gives_no_orders_about_a_brokers_keys(machines: Machines, workspace: Workspace) -> None:
+    broker, line = machines.broker()
+    refused = workspace.command("keys", "invite", **machines.key("lab"))
+    assert refused.returncode == ExitCode.REFUSED
+    assert f"has the key {line.broker.text}, and yours is {machines.public('lab')}" in refused.stderr
+    assert machines.end(broker) == ExitCode.INTERRUPTED
 
 
 def test_without_keys_a_broker_says_so_at_its_start_and_in_status(machines: Machines, workspace: Workspace) -> None:
@@ -165,3 +179,4 @@ def test_without_keys_a_broker_says_so_at_its_start_and_in_status(machines: Mach
     assert "--join" not in until(broker.stderr, "start every worker with")
     assert machines.status()["keys"] == {"insecure": True}
     assert "insecure" in machines.says("status")
+    assert machines.end(broker) == ExitCode.INTERRUPTED
