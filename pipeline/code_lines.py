@@ -45,7 +45,7 @@ def stack_of(frame: FrameType | None) -> Iterator[CodeLine]:
 
 def users_line(stack: Iterable[CodeLine]) -> CodeLine | None:
     """Return the first of the user's lines in `stack`, None if it has none; `stack` begins with the innermost line."""
-    return next((line for line in stack if not (_is_own(line.file) or _is_library(line.file))), None)
+    return next((line for line in stack if is_users(line.file)), None)
 
 
 def innermost(stack: Iterable[CodeLine]) -> CodeLine | None:
@@ -67,6 +67,11 @@ def raised_at(traceback: TracebackType | None) -> CodeLine | None:
 def is_stagelines(file: str) -> bool:
     """Return True if a file of code is part of stageline."""
     return file.startswith(_own_folders())
+
+
+def is_users(file: str) -> bool:
+    """Return True if a file of code is the user's: neither stageline's, nor Python's, nor an installed package's."""
+    return not (_is_own(file) or _is_library(file))
 
 
 def _is_own(file: str) -> bool:

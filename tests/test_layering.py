@@ -57,6 +57,7 @@ LADDER = {
     "workers/control": DOING,
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
+    "workers/extras/consent": DOING,
     "workers/launch": DOING,
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,
@@ -100,6 +101,7 @@ PUBLIC = (
     "broker/codec/codecs.py",  # what a queue makes of tensors
     "broker/codec/tensors.py",
     "broker/control/records.py",  # values in a run's records
+    "pipeline/model/consent.py",  # what may be loaded
     "pipeline/model/cut.py",  # a plan's model and its stages
     "pipeline/model/layer_costs.py",
     "pipeline/model/load.py",

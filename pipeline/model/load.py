@@ -25,6 +25,7 @@ from stageline.pipeline.features import BUILT_IN
 from stageline.pipeline.model_names import near
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused
 
+from .consent import opened, spec_of_file
 from .object_names import is_of_script, script_object
 
 _LISTED = 12  # names in an error
@@ -186,14 +187,16 @@ def load_source(plan: Plan) -> Source:
 
 def load_inputs(plan: Plan) -> Source:
     """Make the source of the first stage's inputs. Raises `ModelRefused` if it fails or is no `Source`."""
-    if plan.data.dataset is not None:
-        return _load_loader(plan)
-    return _load_source(plan, "data.source", plan.data.source or "")
+    data = plan.data
+    if data.dataset is not None:
+        return opened(plan, [data.dataset, data.held_out], partial(_load_loader, plan))
+    return opened(plan, [data.source], partial(_load_source, plan, "data.source", data.source or ""))
 
 
 def load_targets(plan: Plan) -> Source:
     """Make the source that `data.targets` names. Raises `ModelRefused` if it fails or is no `Source`."""
-    return _load_source(plan, "data.targets", plan.data.targets or "")
+    reference = plan.data.targets
+    return opened(plan, [reference], partial(_load_source, plan, "data.targets", reference or ""))
 
 
 def _load_source(plan: Plan, name: str, reference: str) -> Source:
@@ -309,7 +312,7 @@ def _load_file(path: Path, key: str, reference: str) -> ModuleType:
         raise ModelRefused(f'{key} = "{reference}": there is no file {path}{_python_files(path.parent)}')
     if (folder := str(resolved.parent)) not in sys.path:
         sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(name, resolved)
+    spec = spec_of_file(name, resolved)
     if spec is None or spec.loader is None:
         raise ModelRefused(f"{key}: {path} is not a Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

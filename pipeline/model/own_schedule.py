@@ -19,6 +19,8 @@ from stageline.pipeline import plan as plans  # pydantic is imported when a plan
 from stageline.pipeline.errors import ModelRefused
 from stageline.pipeline.schedule import Action, Placement
 
+from .consent import demand_consent
+
 ScheduleFunction = Callable[[Placement, int], Sequence[Sequence[str | Action]]]
 
 LONGEST = 60.0  # seconds that the function may take: every process that reads the plan calls it
@@ -50,7 +52,9 @@ def read_plan(
             sound schedule.
         ModelRefused: The function is missing, raises, or returns something else than lists of actions.
     """
-    return plans.read_plan(path, sets=sets, environment=environment, rows_of_function=loaded_rows)
+    plan = plans.read_plan(path, sets=sets, environment=environment, rows_of_function=loaded_rows)
+    demand_consent(plan)
+    return plan
 
 
 def loaded_rows(plan: "plans.Plan") -> list[str]:

@@ -25,7 +25,7 @@ _PARTS = {
     "3": "Queues and transports",
     "4": "Checkpoints and recovery",
     "5": "Runs and commands",
-    "6": "Keys",
+    "6": "Keys and consent",
     "9": "Bugs in stageline",
 }
 _INTRODUCTION = """\

@@ -39,11 +39,7 @@ def is_join_line(text: str) -> bool:
 
 def demand_key(text: str, *, insecure: bool) -> None:
     """Raise `KeyMissing` for an address beyond this machine without a key, unless the run is `insecure`."""
-    if (
-        not (insecure or is_join_line(text) or parted(text)[1])
-        and needs_keys(text)
-        and not transport_of(text).has_server
-    ):
+    if not (insecure or is_join_line(text) or parted(text)[1]) and needs_keys(text):
         raise KeyMissing(
             f"{masked(text)} has no key: paste the line that its broker printed, as in stageline worker --join "
             "'tcp://desk:7000#k1....', or set broker.insecure = true on all sides"

@@ -23,7 +23,7 @@ from stageline.broker.keys.admission import NotReady, ServerKeys
 from stageline.broker.keys.join_line import split_key
 from stageline.broker.keys.pairs import KeyPair, PublicKey, invitation_secret, invite_pair, operator_pair
 from stageline.broker.keys.register import Invitation, KeyRecord, KeyRegister
-from stageline.pipeline.addresses import masked, needs_keys, transport_of
+from stageline.pipeline.addresses import masked, needs_keys
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import reason_of
 from stageline.workers.keys.keyring import own_join_line, own_pair
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 def has_keys(plan: Plan, url: str) -> bool:
     """Return True if a broker of the plan that listens at `url` has keys."""
-    return SWITCHED_ON and needs_keys(url, insecure=plan.broker.insecure) and not transport_of(url).has_server
+    return SWITCHED_ON and needs_keys(url, insecure=plan.broker.insecure)
 
 
 @dataclass(slots=True)

@@ -26,6 +26,7 @@ from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.keys.refusal import KeyRefusal
 from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.model.consent import demand_consent
 from stageline.pipeline.plan import Plan, PlanError, PlanRefused, differences, from_mapping
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.plan import GivenValue, from_environment, from_set
@@ -105,6 +106,7 @@ def work_for_script(
                 raise CannotJoin(f"run {answer.run} is not a script's: start its workers with its plan")
             if imported.files and imported != code:
                 raise CannotJoin(f"the code of run {answer.run} is not that of the run before: start this worker again")
+            demand_consent(plan)
             demand_same_code(plan, code, Path.cwd(), socket.gethostname())
             imported = code  # by this process
             return work(plan)

@@ -37,6 +37,7 @@ REGISTERED = {  # the factory of each feature by its name, in the order in which
     "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
     "skipping": "stageline.workers.extras.recording.skipping:skipping",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",
+    "data use": "stageline.workers.extras.consent.guard:data_use",
 }
 
 

@@ -107,6 +107,7 @@ class SealedClientChannel:
             self._asked = self._clock()
             self._reached = self._channel.send(self._box.opening)
             self._attempts += self._reached
+            self._channel.renewed()  # a broker that is new by now has the opening
         return self._reached
 
     def _opened(self, frame: bytes) -> bytes | None:

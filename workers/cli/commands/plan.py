@@ -16,6 +16,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan.errors import shown
 from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
+from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, counted, say, share, show, size, span
 
@@ -106,7 +107,7 @@ def _does(stage: "StageMemory") -> str:
 @click.command(
     cls=Command,
     examples=("stageline plan", "stageline plan examples/digits --set schedule.microbatches=16"),
-    groups={"Plan": ("--fit",), "Output": ("--schema",)},
+    groups={"Plan": ("--fit", "--allow"), "Output": ("--schema",)},
     codes=codes(ExitCode.REFUSED),
 )
 @options.config
@@ -120,6 +121,7 @@ def _does(stage: "StageMemory") -> str:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Instead, find the stages for the machines that this file describes.",
 )
+@allow
 def plan(config: str, sets: tuple[str, ...], as_json: bool, schema: bool, hosts: Path | None) -> None:
     """Show what the plan CONFIG comes to, or why it cannot work.
 

@@ -15,6 +15,7 @@ from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import broker_address, completion, options
+from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import log_to_stderr, say
 from stageline.workers.control.enrolling import JOIN, demand_key, entered, is_join_line
@@ -34,7 +35,7 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
         "stageline worker examples/digits --join 'tcp://desk:7000#k1....'",
         "stageline worker --join @line.txt --patience 60",
     ),
-    groups={"Run": ("--index", "--name", "--spare"), "Network": ("--broker", "--join", "--patience")},
+    groups={"Run": ("--index", "--name", "--spare", "--allow"), "Network": ("--broker", "--join", "--patience")},
     codes=codes(
         ExitCode.NO_BROKER,
         ExitCode.NO_WORKER,
@@ -74,6 +75,7 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
 @click.option("--standing-in", is_flag=True, hidden=True, help="A worker of another place has started it.")
 @options.lifeline
 @click.option("--sockets", hidden=True, help="Folder for its sockets.")
+@allow
 @click.pass_context
 def worker(
     ctx: click.Context,
@@ -184,7 +186,7 @@ def _work_for_script(
         "stageline broker examples/digits --bind tcp://10.0.0.4:5600",
         "stageline broker examples/digits --run digits-20260131-101500-1f0c --resume",
     ),
-    groups={"Run": ("--run", "--resume"), "Network": ("--bind",)},
+    groups={"Run": ("--run", "--resume", "--allow"), "Network": ("--bind",)},
     codes=codes(
         ExitCode.NO_WORKER,
         ExitCode.SAVED,
@@ -221,6 +223,7 @@ def _work_for_script(
     help="How long the run is, as a RunLength in JSON.",
 )
 @options.lifeline
+@allow
 def broker(
     config: str,
     sets: tuple[str, ...],
@@ -269,6 +272,7 @@ def broker(
 @click.option("--layouts", is_flag=True, help="Also tell what each stage has.")
 @click.option("--costs", is_flag=True, help="Tell what each layer costs instead.")
 @options.lifeline
+@allow
 def trial(
     config: str, sets: tuple[str, ...], mark: str, bound: float, layouts: bool, costs: bool, lifeline: int
 ) -> int:

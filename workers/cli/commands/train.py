@@ -14,6 +14,7 @@ from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.program import Timed
 from stageline.workers.cli import completion, options
+from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
 from stageline.workers.errors import RunFailed
@@ -34,7 +35,7 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
 @click.command(
     cls=Command,
     examples=("stageline train examples/digits --set schedule.name=gpipe", "stageline train examples/digits --resume"),
-    groups={"Run": ("--resume", "--spares")},
+    groups={"Run": ("--resume", "--spares", "--allow")},
     codes=codes(
         ExitCode.NO_WORKER,
         ExitCode.SAVED,
@@ -60,6 +61,7 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
     "--spares", type=click.IntRange(min=0), default=0, help="Number of spare workers, each ready to replace a lost one."
 )
 @options.as_json
+@allow
 def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, as_json: bool) -> None:
     """Train the plan CONFIG on this machine.
 
