@@ -112,12 +112,12 @@ _rights = click.option(
     help="What it may do; may be given several times. Default: work.",
 )
 _codes = codes(ExitCode.NO_BROKER, ExitCode.NOT_ADMITTED, ExitCode.REFUSED)
-_groups = {"Key": ("--once", "--for", "--as", "--worker", "--right")}
+_groups = {"Key": ("--as", "--worker", "--right")}
 
 
 @keys.command(
     examples=("stageline keys invite", "stageline keys invite runs/digits-20260131-101500-1f0c --once --as lab"),
-    groups=_groups,
+    groups={"Invitation": ("--once", "--for"), **_groups},
     codes=_codes,
 )
 @options.where
