@@ -21,6 +21,7 @@ from stageline.workers.cli import broker_address, options
 from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.options import PATIENCE, answer_about
 from stageline.workers.cli.output import CommandFailed, answer, say, show
+from stageline.workers.cli.redis_access import acl
 from stageline.workers.control.client import Client
 from stageline.workers.keys.key_file import key_path, new_pair, read_pair
 from stageline.workers.keys.keyring import own_join_line, own_pair, pair_towards
@@ -311,3 +312,6 @@ def _whole(order: KeyOrder, known: Facts) -> str:
         raise CommandFailed(
             f"the broker knows no key that begins with {order.key}, and {error}", ExitCode.USAGE
         ) from error
+
+
+keys.add_command(acl)
