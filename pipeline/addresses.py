@@ -45,6 +45,7 @@ class Transport:
         schemes: Example of an address, by the scheme that such an address begins with.
         reach: Processes between which it carries messages.
         has_server: True if all meet at a server at the address; False if each worker listens at an endpoint of its own.
+        is_shared: True if the broker and the queues of all workers can have one address: that of a server or a relay.
         in_folder: True if the queues of a worker listen in its folder: their address is the scheme alone.
         carries_control: True if the broker can be found at such an address.
         keeps_records: True if the broker can keep its records at such an address.
@@ -53,6 +54,7 @@ class Transport:
     schemes: ClassVar[Mapping[str, str]] = MappingProxyType({})
     reach = Reach.NETWORK
     has_server = False
+    is_shared = False
     in_folder = False
     carries_control = False
     keeps_records = False

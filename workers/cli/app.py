@@ -27,7 +27,7 @@ _FILES = frozenset(file.stem for file in Path(__file__).with_name("commands").gl
 FIRST_DAY = "First day"
 PURPOSES: dict[str, Sequence[str]] = {
     FIRST_DAY: ("doctor", "init", "plan", "train", "status"),
-    "Run on several machines": ("broker", "worker", "keys", "allow"),
+    "Run on several machines": ("broker", "worker", "relay", "keys", "allow"),
     "Look into a run": ("run", "why", "story", "queue", "metrics"),
     "Checkpoints and weights": ("checkpoint", "export", "predict", "eval"),
     "Tools": ("schedule", "audit", "probe", "replay", "errors"),

@@ -147,7 +147,7 @@ def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], 
 
     No other machine decides which files of weights are opened here: paths of weights come from `sets` or `environment`.
     """
-    url = broker.partition("#")[0] if transport_of(broker).has_server else f"tcp://{address_towards(broker)}:0"
+    url = broker.partition("#")[0] if transport_of(broker).is_shared else f"tcp://{address_towards(broker)}:0"
     own: dict[str, dict[str, object]] = {"run": {"dir": RUNS}, "queues": {"url": url}, "broker": {"url": broker}}
     given = list(leaves(settings))
     tables = nested((key, value) for key, value in given if not is_weights_path(dotted(key)))

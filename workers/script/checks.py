@@ -263,7 +263,8 @@ def check_address(broker: str) -> None:
     if found is not None:
         raise ValueError(
             f"broker = {masked(broker)!r} is not an address that workers on other machines can reach: "
-            f"{found or 'it is of another kind'}. Write tcp://0.0.0.0:7000 to listen there, or redis://host:6379/0"
+            f"{found or 'it is of another kind'}. Write tcp://0.0.0.0:7000 to listen there, redis://host:6379/0, or "
+            "the address that `stageline relay` prints"
         )
 
 
@@ -281,5 +282,5 @@ def _is_own(host: str) -> bool:
 
 
 def queues_beside(broker: str) -> str:
-    """Return the address of the script's own queues: the broker's server, or another port of its interface."""
-    return broker.partition("#")[0] if transport_of(broker).has_server else f"{broker.rpartition(':')[0]}:0"
+    """Return the address of the script's own queues: the broker's server or relay, or another port of its interface."""
+    return broker.partition("#")[0] if transport_of(broker).is_shared else f"{broker.rpartition(':')[0]}:0"

@@ -31,7 +31,7 @@ class RedisBackend(Backend):
         "rediss": "rediss://user:password@host:6379/0",
         "unix": "unix:///run/redis.sock",
     }
-    has_server = carries_control = keeps_records = True
+    has_server = is_shared = carries_control = keeps_records = True
 
     def fault(self, url: str) -> str | None:
         """Return why `url` is not a valid address; None if it is valid."""

@@ -30,7 +30,7 @@ class RelayBackend(Backend):
     """Transport through a relay: each process dials out, and none listens for others."""
 
     schemes: ClassVar[Mapping[str, str]] = {"relay": _EXAMPLE}
-    carries_control = True
+    is_shared = carries_control = True
 
     def fault(self, url: str) -> str | None:
         """Return why `url` is not a valid address of a relay, or of a process at one; None if it is valid."""
@@ -86,6 +86,17 @@ class RelayBackend(Backend):
             link.close()
             raise
         return RelayServerChannel(link, channel, keyed(address.url, keys.pair.public))
+
+    def check_server(self, url: str) -> str:
+        """Return a sentence about the relay at `url`. Raises `AddressUnusable` if it cannot be reached or refuses."""
+        from .relay_link import RelayLink
+
+        link = RelayLink(address := _address(url), KeyPair.generate())
+        try:
+            link.listen(0, 0).result()
+        finally:
+            link.close()
+        return f"the relay {address.place} is there"
 
 
 class RelayClientChannel:

@@ -172,10 +172,20 @@ class RelaysHandshake:
             raise Unproven(f"what came is no request: {error}") from error
 
 
+def relay_pair(own: KeyPair) -> KeyPair:
+    """Return the pair of the relay of who has the `own` pair, which is used for nothing else."""
+    return KeyPair.of_secret(blake2b(own.secret, digest_size=KEY_BYTES, person=b"stageline relayk").digest())
+
+
 def admission_secret(own: KeyPair, serial: int) -> bytes:
-    """Return the secret of admission of a relay, which derives it at each start from its `own` pair and keeps none."""
+    """Return the secret of admission to the relay of who has the `own` pair: derived at each start, kept nowhere.
+
+    Args:
+        own: Pair of the user who starts the relay.
+        serial: Number of the secret, from 0 on.
+    """
     place = serial.to_bytes(8, "big")
-    return blake2b(place, key=own.secret, digest_size=ADMISSION_BYTES, person=b"stageline relay").digest()
+    return blake2b(place, key=own.secret, digest_size=ADMISSION_BYTES, person=b"stageline relaya").digest()
 
 
 def name_digest(name: str) -> bytes:

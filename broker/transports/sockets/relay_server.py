@@ -16,9 +16,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from time import monotonic
+
+import structlog
 
 from stageline.broker.errors import EndpointTaken
 from stageline.broker.keys.pairs import PUBLIC_BYTES, KeyPair, PublicKey
+from stageline.broker.rate_limit import RateLimit
 
 from .descriptors import descriptor_limit
 from .relay_handshake import (
@@ -42,7 +46,11 @@ PAIRS = 256  # connections at a time of one key that dials, and of one that list
 OFFERED = 5.0  # seconds in which a listener must take a dialler
 ANSWER = 3.0  # seconds in which a listener answers when another one wants its place
 PING, SILENCE = 10.0, 30.0  # seconds between two signs of life; after which a listener without any is gone
+LOGGED = 5  # refusals logged in a second; the others are counted
 _SPARE = 64  # descriptors that are left for other things
+
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -101,6 +109,7 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: dict[bytes, _Listener] = {}  # by raw key and name
         self._offers: dict[bytes, _Offer] = {}  # by ticket
+        self._refusals = RateLimit(LOGGED)
         self._pairs: Counter[tuple[Wish, bytes]] = Counter()
 
     async def serve(self) -> None:
@@ -127,7 +136,7 @@ class Relay:
         if len(self._strangers) >= STRANGERS:
             crowd, _ = Counter(self._strangers.values()).most_common(1)[0]
             next(task for task, other in self._strangers.items() if other == crowd).cancel()
-        task = asyncio.create_task(self._receive(connection))
+        task = asyncio.create_task(self._receive(connection, host))
         self._tasks.add(task)
         self._strangers[task] = host
 
@@ -139,7 +148,7 @@ class Relay:
 
         task.add_done_callback(end)
 
-    async def _receive(self, connection: sockets.socket) -> None:
+    async def _receive(self, connection: sockets.socket, peer: str) -> None:
         """Serve one connection, and close it unless it has become a dialler's."""
         handed_on = False
         try:
@@ -154,8 +163,10 @@ class Relay:
                     await self._dial(connection, session, who.raw, request.target + request.name)
                 case Wish.TAKE:
                     handed_on = self._take(connection, session, who.raw, request.name)
-        except (OSError, Unproven, TimeoutError):
+        except (OSError, TimeoutError):
             pass
+        except Unproven as error:
+            self._log(str(error), peer)
         finally:
             if not handed_on:
                 connection.close()
@@ -251,6 +262,11 @@ class Relay:
             return False
         offer.taken.set_result((connection, session))
         return True
+
+    def _log(self, reason: str, peer: str) -> None:
+        if self._refusals.allows(monotonic()):
+            more = self._refusals.take_withheld()
+            log.warning("a connection was refused", reason=reason, peer=peer, **({"others": more} if more else {}))
 
     @contextmanager
     def _counted(self, key: tuple[Wish, bytes]) -> Iterator[None]:

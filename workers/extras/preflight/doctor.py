@@ -143,7 +143,7 @@ def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
     yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
     servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
     backends = ((key, url, backend_of(url)) for key, url in servers.items())
-    yield from (_tried(key, partial(each.check_server, url)) for key, url, each in backends if each.has_server)
+    yield from (_tried(key, partial(each.check_server, url)) for key, url, each in backends if each.is_shared)
     yield _tried("run.dir", lambda: _writable(plan.run.dir))
     differences: list[str] = []
     yield _tried("plan", lambda: _works(trial(plan, tell=differences.append)))
