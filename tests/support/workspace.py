@@ -92,6 +92,7 @@ class Workspace:
 
     def __init__(self, folder: Path, fork_server: ForkServer) -> None:
         self.folder = folder
+        self.key = folder / ".keys" / "own.key"  # as if it were a machine of its own
         self._fork_server = fork_server
         self._started: list[Command] = []
         for name, text in (("stageline.toml", PLAN), ("model.py", MODEL), ("data.py", DATA)):
@@ -116,7 +117,7 @@ class Workspace:
 
     def start(self, *arguments: str, cold: bool = False, **environment: str) -> Command:
         """A command in a process of its own, forked, or `cold`: with its own interpreter, which imports torch."""
-        own = {"TMPDIR": str(self.temporary), "XDG_CONFIG_HOME": str(self.folder / ".config")}  # a machine's own key
+        own = {"TMPDIR": str(self.temporary), "STAGELINE_KEY_FILE": str(self.key)}
         complete = {**os.environ, **own, **environment}
         started = self._start_cold(arguments, complete) if cold else self._fork(arguments, complete)
         self._started.append(started)
@@ -130,7 +131,8 @@ class Workspace:
 
     def here(self, *arguments: str) -> int:
         """Runs a command in this process, in the folder of the workspace; returns its exit code."""
-        with contextlib.chdir(self.folder), self.forking():
+        key = patch.dict(os.environ, STAGELINE_KEY_FILE=str(self.key))
+        with contextlib.chdir(self.folder), self.forking(), key:
             try:
                 return run(arguments)
             finally:
