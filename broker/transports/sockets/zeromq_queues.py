@@ -37,7 +37,7 @@ from stageline.broker.transports.base import key_expected
 
 from .bind import bind, connect
 from .connection_guard import open_monitor
-from .curve import CurveClient, CurveServer, client_of, endpoint_of, open_keyed, server_of
+from .curve import CurveClient, CurveServer, client_of, endpoint_of, in_pieces, open_keyed, server_of
 from .zeromq_channel import guarded
 
 Socket = zmq.Socket[Any]
@@ -259,6 +259,7 @@ class Router(OutboundLink):
         """
         super().__init__(run, keys)
         self.socket = open_keyed(context, zmq.ROUTER, _options(zmq.ROUTER, hwm), curve)
+        self._encrypts = curve is not None
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
         self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES, curve)
@@ -292,7 +293,7 @@ class Router(OutboundLink):
 
     def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
         try:
-            self._send_frames(route, frames)
+            self._send_frames(route, in_pieces(frames) if self._encrypts else frames)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
