@@ -224,7 +224,8 @@ class KeyGate:
             found.readmit = True
             found.revoked.add(order.key)
         found.events.append(_event({"invite": "invited", "admit": "admitted"}.get(order.what, "revoked"), changed))
-        return encode(Answer("keys/1", {**(self._access.facts() or {}), "changed": msgspec.to_builtins(changed)}))
+        facts = {"run": self._keys.run, **(self._access.facts() or {}), "changed": msgspec.to_builtins(changed)}
+        return encode(Answer("keys/1", facts))
 
     def _refuse(self, sender: bytes, key: str, reason: str, found: Sorted, now: float) -> list[Envelope]:
         """Count a refusal, and return its answer, unless there were too many."""
