@@ -74,6 +74,22 @@ class CurveClient:
         """Do nothing: only servers judge keys."""
 
 
+class Succession:
+    """Admission by a judge that gives way to the next."""
+
+    def __init__(self, judge: Admission) -> None:
+        """Begin with `judge`."""
+        self._judge = judge
+
+    def admits(self, public: PublicKey) -> bool:
+        """Return True if the present judge admits the key. Safe to call from any thread."""
+        return self._judge.admits(public)
+
+    def renew(self, judge: Admission) -> None:
+        """Admit by `judge` from now on."""
+        self._judge = judge
+
+
 Curve = CurveServer | CurveClient | None
 
 
@@ -97,7 +113,7 @@ def in_pieces(frames: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryvi
     """Return the frames of a message, those of tensors in pieces of `PIECE` bytes, so that an encrypted one is fast."""
     if max(map(len, frames)) <= PIECE:
         return frames
-    tensors = map(memoryview, frames[1:])
+    tensors = [memoryview(each) for each in frames[1:]]
     return [frames[0], *(each[at : at + PIECE] for each in tensors for at in range(0, len(each) or 1, PIECE))]
 
 
