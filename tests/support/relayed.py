@@ -14,15 +14,6 @@ from support.paths import importing_tests
 
 PATIENCE = 100.0  # seconds in which anything that is waited for has happened, also where much else runs
 RUN = "together"
-KEYED = """
-import sys
-from stageline.workers.process import entrance
-
-entrance.SWITCHED_ON = True  # brokers beyond one machine have keys
-
-from stageline.workers.cli.app import run
-sys.exit(run(sys.argv[1:]))
-"""
 _LINE = re.compile(r"--join '?(relay://[^\s']+)'?")
 _ADDRESS = re.compile(r"STAGELINE_QUEUES__URL=(\S+)")
 
@@ -40,7 +31,7 @@ class Site:
         """Starts a command of `stageline`, which writes to the file `log` in the folder."""
         with (self.folder / log).open("ab") as output:
             return subprocess.Popen(
-                [*self._enter, sys.executable, "-P", "-c", KEYED, *words],
+                [*self._enter, sys.executable, "-P", "-m", "stageline", *words],
                 cwd=self.folder,
                 env={
                     **importing_tests(),
