@@ -1,8 +1,11 @@
 """What all tests share."""
 
+import atexit
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +25,11 @@ settings.load_profile("some")
 
 # Before torch is imported, here and in every process that a test starts: pytest has a worker for each core.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Keys of who runs the tests stay as they are: brokers and workers of tests have one that is made for them.
+_KEYS = tempfile.mkdtemp(prefix="stageline-keys-")
+os.environ["STAGELINE_KEY_FILE"] = f"{_KEYS}/own.key"
+atexit.register(shutil.rmtree, _KEYS, ignore_errors=True)
 
 # A parent may ignore SIGINT, as a shell does for what it starts with `&`. What is ignored is inherited: tests that
 # interrupt this process, or one that it has started, would wait for ever.

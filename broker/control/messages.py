@@ -49,7 +49,9 @@ WAITS = "waits"  # the first word of `Report.now` while the compute loop has not
 Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-StepDigest = tuple[Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]]  # of a queue's step
+StepDigest = tuple[
+    Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,32}$")]
+]  # of a queue's step, with the mark of its key
 
 
 class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):

@@ -61,12 +61,14 @@ class Sorted:
         answers: Answers of the gate.
         events: Lines for the audit log.
         readmit: True if a key was revoked, so that connections must be closed.
+        revoked: Texts of the keys that were revoked.
     """
 
     passed: Sequence[Received]
     answers: list[Envelope] = field(default_factory=list)
     events: list[KeyEvent] = field(default_factory=list)
     readmit: bool = False
+    revoked: set[str] = field(default_factory=set)
 
 
 class Gatekeeper(Protocol):
@@ -218,9 +220,12 @@ class KeyGate:
             changed = carry_out(order, self._register, self._invitation_key, now)
         except KeyOrderFailed as error:
             return encode(Refused(str(error), code=ExitCode.USAGE))
-        found.readmit = found.readmit or order.what == "revoke"
+        if order.what == "revoke":
+            found.readmit = True
+            found.revoked.add(order.key)
         found.events.append(_event({"invite": "invited", "admit": "admitted"}.get(order.what, "revoked"), changed))
-        return encode(Answer("keys/1", {**(self._access.facts() or {}), "changed": msgspec.to_builtins(changed)}))
+        facts = {"run": self._keys.run, **(self._access.facts() or {}), "changed": msgspec.to_builtins(changed)}
+        return encode(Answer("keys/1", facts))
 
     def _refuse(self, sender: bytes, key: str, reason: str, found: Sorted, now: float) -> list[Envelope]:
         """Count a refusal, and return its answer, unless there were too many."""

@@ -6,14 +6,14 @@ that root and the salt. So the pieces are encrypted with a counter as iv (AES-25
 that is put again has the same identity and another ciphertext:
 
     header    start | iv 0: length of the header, u32; the header; padding
-    start     magic "SLSE" | restart, u64 | salt | total, u32 | CRC-32 of all before
+    start     magic "SLSE" | life, u64 | salt | total, u32 | CRC-32 of all before
     piece 1   iv 1: the first bytes of the tensors, which lie one after another
     piece 2   iv 2: the next, ... up to piece `total`, with padding at its end
 
 Associated data are the message's number, the place of the piece, and their total, so that pieces are in no other place,
 no other message and no other sealing, and none is missing. The header opens alone: the checksums that it holds, by
-which messages are compared, are inside. Restart is a part of the context: a key of before a run was resumed as a whole
-need not be known, to tell its messages from damaged ones. Who alters it can only have a message put again.
+which messages are compared, are inside. Life is made of the context: a key of another life need not be known, to tell
+its messages from damaged ones. Who alters it can only have a message put again, or hold it up, as who deletes it can.
 
 A text, such as an announcement, is sealed likewise: step, u64 | salt | iv 0: the text. Its name is associated data.
 """
@@ -70,7 +70,7 @@ class QueueContext:
         producer: Worker that puts the messages.
         consumer: Worker that takes them.
         restart: Newest incarnation of the ended life of the run, 0 before it was first resumed as a whole.
-        generation: Count of the secrets that the queue has had.
+        generation: Count of the secrets that the queue has had in this life of the run.
     """
 
     salt: bytes
@@ -80,6 +80,11 @@ class QueueContext:
     consumer: int
     restart: int = 0
     generation: int = 0
+
+    @property
+    def life(self) -> int:
+        """Number that grows with each secret of the queue."""
+        return self.restart + self.generation
 
     def encoded(self, purpose: Purpose) -> bytes:
         """Return the context and the purpose as bytes that no other context and purpose have."""
@@ -141,7 +146,7 @@ class Sealing:
         cipher = AESGCM(secret.key(Purpose.MESSAGES, salt))
         contents = list(_cut([*frames[1:], bytes(self._padding(sum(map(len, frames[1:]))))], PIECE - TAG))
         total = len(contents)
-        start = _START.pack(SEALED_MAGIC, secret.context.restart, salt, total)
+        start = _START.pack(SEALED_MAGIC, secret.context.life, salt, total)
         header = _U32.pack(len(frames[0])) + bytes(frames[0]) + bytes(self._padding(len(frames[0])))
         first = start + _U32.pack(crc32(start)) + cipher.encrypt(_iv(0), header, _PLACE.pack(number, 0, total))
         pieces = [_sealed(cipher, content, number, place, total) for place, content in enumerate(contents, start=1)]
@@ -156,16 +161,16 @@ class Sealing:
             header: First of the frames that `seal` returned.
 
         Returns:
-            None for a message that was sealed before the run was resumed as a whole.
+            None for a message of another life of the queue's keys, such as before the run was resumed as a whole.
 
         Raises:
             BadMessage: The header is not sealed, is damaged, or is sealed with another key.
         """
         secret, name = self.secret_at(step), f"message {number}"
-        magic, restart, salt, total = _start(header, name)
+        magic, life, salt, total = _start(header, name)
         if magic != SEALED_MAGIC:
             raise BadMessage(f"the header of {name} begins with {magic!r}, not with {SEALED_MAGIC!r}: it is not sealed")
-        if restart < secret.context.restart:
+        if life != secret.context.life:
             return None
         cipher = AESGCM(secret.key(Purpose.MESSAGES, salt))
         opened = _opened(cipher, header[_START.size + _U32.size :], number, 0, total)

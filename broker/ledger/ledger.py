@@ -347,6 +347,7 @@ def unreadable_times(times: bytes, microbatches: int | None = None) -> str:
     return ""
 
 
+DIGEST_SIGNS = 16  # characters of a digest before its mark
 REMEMBERED = 8192  # steps of each queue
 
 
@@ -354,13 +355,14 @@ class QueueDigests:
     """A memory of the digests of each queue's newest steps, as the first end to report each one gave it.
 
     Only queues whose messages lie at a server have digests, since another client can replace messages there. `differed`
-    is True once the digests of both ends have differed.
+    is True once the digests of both ends have differed. Digests with other keys, which their marks tell, are not
+    compared.
     """
 
     def __init__(self) -> None:
         """Start without digests."""
         self.differed = False
-        self._known: dict[str, dict[int, str]] = {}
+        self._known: dict[str, dict[tuple[int, str], str]] = {}  # by queue, step and mark
 
     def differing(self, reported: Iterable[StepDigest]) -> tuple[str, int] | None:
         """Return the queue and step of the first digest that contradicts the one reported before; None if all agree."""
@@ -375,7 +377,7 @@ class QueueDigests:
 
     def _agrees(self, queue: str, step: int, digest: str) -> bool:
         known = self._known.setdefault(queue, {})
-        agrees = known.setdefault(step, digest) == digest
+        agrees = known.setdefault((step, digest[DIGEST_SIGNS:]), digest) == digest
         if len(known) > REMEMBERED:
             del known[next(iter(known))]
         return agrees

@@ -15,6 +15,8 @@ from stageline.broker.control.messages import StepDigest
 from stageline.pipeline.program import Queue
 from stageline.pipeline.tree import Tree
 
+from .secrets import QueueSecrets
+
 
 @dataclass(frozen=True, slots=True)
 class Depth:
@@ -155,6 +157,9 @@ class WorkerQueues(Queues, Protocol):
 
     def admit(self, newest: int) -> None:
         """Let requests of an incarnation above `newest` wait: no worker of the run has a higher one yet."""
+
+    def rekey(self, secrets: QueueSecrets) -> None:
+        """Use other secrets from now on: those of the worker's place have changed. What was put is not lost."""
 
     def ring(self) -> None:
         """Wake a caller that waits in `take` or `pump`. Safe to call from any thread and from a signal handler."""

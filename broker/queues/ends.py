@@ -15,12 +15,10 @@ serves all its queues, because it may be waiting for one of their consumers.
 
 import os
 import select
-import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -36,6 +34,7 @@ from .log import SPILL, UNLIMITED, Log, RetentionBudget
 from .memory import MemoryQueue, MemoryQueues
 from .requests import Requester
 from .secrets import NO_SECRETS, QueueSecrets
+from .wakeup import Wakeup
 
 Found = TypeVar("Found")
 
@@ -165,33 +164,6 @@ class LocalInbound:
         return message if message or timeout <= 0 else self._wait_for(lambda: self._queue.take(0), timeout)
 
 
-class Wakeup:
-    """Alarm of the one thread that waits for queues: the descriptor `fd` is readable from `ring` until `silence`."""
-
-    def __init__(self) -> None:
-        """Open a pair of sockets, which `close` closes."""
-        self._receiving, self._sending = socket.socketpair()
-        self._receiving.setblocking(False)
-        self._sending.setblocking(False)
-        self.fd = self._receiving.fileno()
-
-    def ring(self) -> None:
-        """Wake the waiting thread. Never blocks or fails, in any thread or signal handler, even after `close`."""
-        with suppress(OSError):
-            self._sending.send(b"!")
-
-    def silence(self) -> None:
-        """Make `fd` unreadable until the next `ring`."""
-        with suppress(BlockingIOError):
-            while self._receiving.recv(4096):
-                pass
-
-    def close(self) -> None:
-        """Close the sockets; a later `ring` does nothing."""
-        self._sending.close()
-        self._receiving.close()
-
-
 class LinkedQueues(QueueEnds):
     """All queue ends of one worker; other workers connect to its producers at `endpoint`.
 
@@ -234,6 +206,13 @@ class LinkedQueues(QueueEnds):
     def admit(self, newest: int) -> None:
         """Let requests of an incarnation above `newest` wait, as `OutboundLink.admit`."""
         self.outbound_link.admit(newest)
+
+    def rekey(self, secrets: QueueSecrets) -> None:
+        """Use other secrets from now on, as `WorkerQueues.rekey`."""
+        self.options = replace(self.options, secrets=secrets)
+        self.outbound_link.rekey(secrets.requests)
+        for link in self._links.values():
+            link.rekey(secrets.requests)
 
     def pump(self, timeout: float) -> None:
         """Serve the requests of the other ends, waiting up to `timeout` seconds for one. Raises `QueueClosed`."""
@@ -316,6 +295,15 @@ class LinkedQueues(QueueEnds):
         if endpoint not in self._links:
             self._links[endpoint] = self._open_link(endpoint)
         return self._links[endpoint]
+
+    def _reopen_links(self) -> None:
+        """Connect to every producer again, with the present secrets."""
+        for endpoint, link in list(self._links.items()):
+            link.close()
+            self._links[endpoint] = self._open_link(endpoint)
+            for end in self._inbounds.values():
+                if isinstance(end, LinkedInbound) and end.link is link:
+                    end.attach(self._links[endpoint])
 
     def _send_requests(self) -> None:
         for link in self._links.values():

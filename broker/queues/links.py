@@ -18,7 +18,8 @@ from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.rate_limit import RateLimit
 
 from .delivery import TOO_OFTEN, Receiver, Sender
-from .requests import CreditRequest, Keys, Requester, RetentionReply, pack, reply_to, run_named_in, unpack
+from .requests import CreditRequest, Requester, RetentionReply, pack, reply_to, run_named_in, unpack
+from .secrets import Keys
 
 EARLY = 64  # requests for queues that have no sender yet, or of unknown incarnations, which are kept, the newest
 INTRODUCED = 20  # consumers of another run or version that are answered in a second; the others repeat their request

@@ -11,9 +11,7 @@ changes nothing.
 
 import hashlib
 import hmac
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +20,7 @@ from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.pipeline.program import QueueName
 
 from .delivery import Credit, Receiver, Retention, Sender, check_current
+from .secrets import NO_KEYS, Keys
 
 VERSION = 3
 SEAL_BYTES = 16
@@ -67,10 +66,6 @@ class RetentionReply(_Request, frozen=True):
     first: Count
     sent: Count
 
-
-Keys: TypeAlias = Mapping[str, bytes]
-"""Keys of queues, by their names."""
-NO_KEYS: Keys = MappingProxyType({})  # of a run without a key
 
 _encode = msgspec.msgpack.Encoder().encode
 _VERSION = bytes([VERSION])

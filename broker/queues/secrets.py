@@ -1,20 +1,23 @@
 """Secrets with which a worker's queues are opened, made of those of its place."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeAlias
 
 from stageline.broker.control.messages import Assigned
 from stageline.broker.keys.admission import QueueKeys
 from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.pipeline.program import Queue
 
-from .requests import Keys
-
 if TYPE_CHECKING:  # its ciphers take 12 ms to load
     from stageline.broker.keys.sealing import Sealing
+
+Keys: TypeAlias = Mapping[str, bytes]
+"""Keys of queues, by their names."""
+NO_KEYS: Keys = MappingProxyType({})  # of a run without a key
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """The broker is killed and its records are deleted: the workers go on, and the run ends as if nothing had been."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 
 import pytest
 
+from support.redis_server import RedisServer
 from support.workspace import Workspace, free_port, until
 
 SETS = (
@@ -15,15 +17,27 @@ SETS = (
 RUN = "lost"
 
 
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
 @pytest.mark.slow
-def test_workers_go_on_under_a_broker_that_has_lost_its_records(workspace: Workspace, tmp_path: Path):
+@pytest.mark.parametrize("queues", ["shm", "tcp", "redis"])
+def test_workers_go_on_under_a_broker_that_has_lost_its_records(
+    queues: str, workspace: Workspace, tmp_path: Path, server: RedisServer
+):
+    """They get other keys of their places while they work, and so does one that takes the place of another."""
+    urls = {"shm": "shm://", "tcp": "tcp://0.0.0.0:0", "redis": f"redis://127.1:{server.port}/0"}
+    sets = (*SETS, "--set", f"queues.url={urls[queues]}")
     undisturbed = json.loads(workspace.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
     url = f"tcp://127.0.0.1:{free_port()}"
-    broker = ("broker", ".", "--bind", url, "--run", RUN, "--lifeline", "2", *SETS)  # stderr, which this process reads
+    broker = ("broker", ".", "--bind", url, "--run", RUN, "--lifeline", "2", *sets)  # stderr, which this process reads
     folder = tmp_path / "runs" / RUN
     first = workspace.start(*broker)
     until(first.stderr, "broker at")
-    workers = [workspace.start("worker", ".", "--broker", url, "--index", str(index), *SETS) for index in (0, 1)]
+    workers = [workspace.start("worker", ".", "--broker", url, "--index", str(index), *sets) for index in (0, 1)]
     while not list(folder.glob("checkpoints/stage-*/step-*")):
         assert [worker.poll() for worker in workers] == [None, None]
         sleep(0.01)
@@ -34,7 +48,9 @@ def test_workers_go_on_under_a_broker_that_has_lost_its_records(workspace: Works
     second = workspace.start(*broker)
     until(second.stderr, "which are lost or stale")
     until(second.stderr, "2 workers keep running")
-    assert [worker.wait() for worker in workers] == [0, 0]
+    workers[1].kill()
+    workers.append(workspace.start("worker", ".", "--broker", url, "--index", "1", *sets))
+    assert [worker.wait() for worker in workers] == [0, -9, 0]
     assert second.wait() == 0
     found = json.loads((folder / "result.json").read_text())
     assert {key: found[key] for key in ("weights_sha256", "losses")} == {

@@ -104,7 +104,9 @@ def stopped(workspace: Workspace, *arguments: str) -> tuple[Path, str]:
 def test_four_stages_over_zeromq_go_on_as_two_over_redis_and_then_as_one(here: Workspace) -> None:
     first, _ = stopped(here, *FOUR, "--set", "schedule.name=interleaved-1f1b", "--set", "queues.url=ipc://")
     with RedisServer() as server:
-        second, printed = stopped(here, "--resume", first.name, *TWO, "--set", f"queues.url={server.url}")
+        second, printed = stopped(
+            here, "--resume", first.name, *TWO, "--set", f"queues.url=redis://127.1:{server.port}/0"
+        )
         assert second.name.startswith(f"{first.name}-at")
         assert f"--resume {second.name}" in printed
     last = here.command("train", ".", "--json", "--resume", second.name, *ONE)

@@ -126,13 +126,18 @@ def test_each_replica_that_is_killed_is_replaced_with_equal_bits(fork_server: Fo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "url"), [("neighbours", "shm://"), ("all", "ipc://")])
+@pytest.mark.parametrize(
+    ("shape", "url"),
+    [("neighbours", "shm://"), ("all", "ipc://"), ("all", "tcp://0.0.0.0:0"), ("all", "redis://127.1:{port}/0")],
+)
 def test_replicas_of_several_stages_may_be_killed(
     shape: str, url: str, fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    sets = [f"run.dir={tmp_path}", f"queues.url={url}", *SHAPES[shape][0]]
+    """The last two have the keys of places."""
     kills = [("worker-0", 20), ("worker-2", 20), ("worker-3", 20)]
-    outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=kills)
+    with RedisServer() as server:
+        sets = [f"run.dir={tmp_path}", f"queues.url={url.format(port=server.port)}", *SHAPES[shape][0]]
+        outcome = fork_server.train(CONFIG, *sets, folder=tmp_path / "run", kills=kills)
     assert outcome["code"] == 0, outcome["reason"]
     assert outcome["not killed"] == []
     assert outcome["facts"]["weights_sha256"] == plain(shape).weights_sha256

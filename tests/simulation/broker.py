@@ -13,6 +13,7 @@ from stageline.broker.control.protocol import decode_to_broker
 from stageline.broker.control.records import StepRecord
 from stageline.broker.control.store import Fact, MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.revocation import shut_out
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.state import Life, Outgoing
 
@@ -91,6 +92,11 @@ class SimulatedBroker(SimulatedProcess):
     def note(self, message: ToBroker) -> None:
         """Of the supervisor, which needs no answer."""
         self._decide(lambda: self.core.handle(b"supervisor", message, self.clock.now))
+
+    def shut_out(self, process: SimulatedProcess) -> None:
+        """The key of the process's machine is revoked."""
+        out = {name for name, (_, client) in self._connections.items() if client.process is process}
+        self._decide(lambda: shut_out(self.core.run, out.__contains__, self.clock.now))
 
     def why(self) -> str:
         """Who waits for whom."""

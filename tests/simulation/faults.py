@@ -3,6 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from simulation.broker import SimulatedBroker
 from simulation.scenario import Injection, PlannedFault
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def strike(world: "World", injection: Injection) -> bool:
 
 def _strike_broker(world: "World", injection: Injection) -> bool:
     match injection.fault:
+        case PlannedFault.REVOKE:
+            return _revoke(world, world.broker)
         case PlannedFault.KILL_BROKER_WRITING:
             world.store.fuse, world.store.before = injection.number, world.environment.rng.random() < 0.5
         case PlannedFault.LOSE_RECORDS:
@@ -48,6 +51,16 @@ def _strike_broker(world: "World", injection: Injection) -> bool:
         case _:
             world.broker.end(-9)
     return True
+
+
+def _revoke(world: "World", broker: SimulatedBroker) -> bool:
+    """Another machine comes in place of the one that is shut out."""
+    victims = world.environment.rng.sample(world.workers, min(1, len(world.workers)))
+    for victim in victims:
+        broker.shut_out(victim)
+        victim.end(-9)
+    world.environment.network.cut_all(broker)
+    return bool(victims)
 
 
 def _kill(world: "World", number: int) -> bool:

@@ -4,7 +4,7 @@ are the product's.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from simulation.environment import RUN, Environment
@@ -23,13 +23,16 @@ from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
 from stageline.broker.queues.requests import CreditRequest, Requester, RetentionReply, reply_to
+from stageline.broker.queues.secrets import QueueSecrets
 from stageline.pipeline.program import Queue
 
 RECONNECT = 0.05  # seconds between two attempts
+REKEYED = "a running worker takes over other keys"
+UNSEALED = "a request with another key is refused"
 AHEAD = "a stage that runs forward only is as far ahead as it may be"
 
-# A message: its header, which holds all, and whether it counts as whole.
-Item = CreditRequest | RetentionReply | tuple[Frame, bool]
+# A request or reply, with the key that seals it; or a message: its header, which holds all, and whether it is whole.
+Item = tuple[CreditRequest | RetentionReply, bytes] | tuple[Frame, bool]
 
 
 @dataclass(eq=False)
@@ -85,6 +88,10 @@ class SimulatedQueues(QueueEnds):
     def admit(self, newest: int) -> None:
         self._newest = newest
 
+    def rekey(self, secrets: QueueSecrets) -> None:
+        self.options = replace(self.options, secrets=secrets)
+        self.fired[REKEYED] += 1
+
     def pump(self, timeout: float) -> None:
         self.serve()
         if timeout > 0:
@@ -111,11 +118,11 @@ class SimulatedQueues(QueueEnds):
         while self.received:
             connection, item = self.received.popleft()
             match item:
-                case CreditRequest():
-                    self._answer(connection, item)
-                case RetentionReply():
-                    self._take_answer(connection, item)
-                case frame, whole:
+                case CreditRequest() as request, bytes() as key if self._is_sealed(request, key):
+                    self._answer(connection, request)
+                case RetentionReply() as reply, bytes() as key if self._is_sealed(reply, key):
+                    self._take_answer(connection, reply)
+                case bytes() as frame, bool() as whole:
                     self._take_message(connection, frame, whole)
         for sender in self._senders.values():
             self.flush(sender)
@@ -155,7 +162,7 @@ class SimulatedQueues(QueueEnds):
         sender.update(request.to_credit(), connection.name)
         self.flush(sender)
         if request.ask:
-            self._send(connection, reply_to(request, sender))
+            self._send_sealed(connection, reply_to(request, sender))
 
     def _take_answer(self, connection: Connection, answer: RetentionReply) -> None:
         requester = self._requester(connection, answer.queue)
@@ -179,7 +186,7 @@ class SimulatedQueues(QueueEnds):
         if peer.connection is None or peer.connection.broken:
             peer.connection = self._connect(peer)
         if peer.connection is not None:
-            self._send(peer.connection, request)
+            self._send_sealed(peer.connection, request)
         return peer.connection is not None
 
     def _connect(self, peer: Peer) -> Connection | None:
@@ -189,6 +196,14 @@ class SimulatedQueues(QueueEnds):
             self._peer_of[connection] = peer
             self._others[connection], there._others[connection] = there, self
         return connection
+
+    def _is_sealed(self, request: CreditRequest | RetentionReply, key: bytes) -> bool:
+        known = self.options.secrets.requests.get(request.queue) == key
+        self.fired[UNSEALED] += not known
+        return known
+
+    def _send_sealed(self, connection: Connection, request: CreditRequest | RetentionReply) -> None:
+        self._send(connection, (request, self.options.secrets.requests[request.queue]))
 
     def _send(self, connection: Connection, item: Item) -> None:
         other = self._others[connection]

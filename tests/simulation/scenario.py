@@ -40,6 +40,7 @@ class PlannedFault(StrEnum):
     LOSE_RECORDS = "the broker is killed, its records are lost"
     OLD_RECORDS = "the broker is killed, its records are those of a while ago"
     POWER = "the power fails, the newest records are lost"
+    REVOKE = "the key of a worker's machine is revoked"
     PAUSE = "a worker is paused"
     HANG = "a worker hangs in an action"
     PARTITION = "a host is cut off"

@@ -19,6 +19,7 @@ from simulation.worker import FOREVER, STARTING, Name, SimulatedChannel, calls_i
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, Goodbye, Hello
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
@@ -84,7 +85,8 @@ class SimulatedScript(SimulatedMember):
         environment, name = self._environment, self.name
         program = calls_in(environment.scenario).program
         start = environment.disk.load(0, assigned.step).position if assigned.step else Position()
-        self.queues = queues = SimulatedQueues(self, environment, name.endpoint, assigned.incarnation, QueueOptions())
+        options = QueueOptions(secrets=secrets_of(program.queues.values(), assigned))
+        self.queues = queues = SimulatedQueues(self, environment, name.endpoint, assigned.incarnation, options)
         names = [frozenset[str]()] * program.script
         fail = partial(_failed, folder=Path(RUN))
         self._driver = driver = Driver(program, names, assigned, start, queues, control.commands, fail)

@@ -19,6 +19,7 @@ from simulation.scenario import Scenario
 from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBroker, Hello, Refused
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.program import Instruction, Per, Program, check_schedule
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import Announced, Rhythm, SnapshotHooks, restore
@@ -104,9 +105,8 @@ class SimulatedWorker(SimulatedMember):
         calls = calls_in(scenario, orders_of(environment, assigned))
         feed = ChainFeed() if scenario.calls else None
         executor = ChainExecutor(scenario.schedule, assigned.index, self._compute, feed)
-        self.queues = queues = SimulatedQueues(
-            self, environment, self.name.endpoint, assigned.incarnation, QueueOptions()
-        )
+        options = QueueOptions(secrets=secrets_of(calls.program.queues.values(), assigned))
+        self.queues = queues = SimulatedQueues(self, environment, self.name.endpoint, assigned.incarnation, options)
         where = assigned.index, assigned.step
         progress = Progress.of(calls, where[0], start=where[1], queues=queues, now=self.time())
         handler: CommandHandler | None = None

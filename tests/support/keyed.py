@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from stageline.broker.keys.admission import QueueKeys
 from stageline.broker.keys.pairs import KeyPair, PublicKey
+from stageline.broker.queues.secrets import PlacesAdmitted, QueueSecrets
+from stageline.pipeline.program import Queue
 
 BROKER, WORKER, STRANGER, OTHER = (KeyPair.of_secret(bytes(31) + bytes([n])) for n in (1, 2, 3, 4))
 
@@ -20,3 +22,10 @@ class Admitted:
 
 KEYS = QueueKeys(WORKER, Admitted([WORKER, OTHER]))  # of workers of one party
 OTHER_KEYS = QueueKeys(OTHER, Admitted([WORKER, OTHER]))
+
+
+def of_place(index: int, generation: int, *queues: Queue) -> QueueSecrets:
+    """Those of place 0 or 1, of the keys that all places get in a generation."""
+    keys = [KeyPair.of_secret(bytes(30) + bytes([generation, 1 + place])) for place in (0, 1)]
+    admission = PlacesAdmitted(frozenset(pair.public.raw for pair in keys))
+    return QueueSecrets({queue.name: bytes([generation]) * 32 for queue in queues}, QueueKeys(keys[index], admission))

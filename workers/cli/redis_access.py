@@ -12,9 +12,10 @@ from .output import say
 @click.command(
     cls=Command,
     examples=(
-        "stageline keys acl examples/digits --set queues.url=redis://host:6379/0 > list.txt",
-        "redis-cli -h host < list.txt",
+        "stageline keys acl examples/digits --set queues.url=redis://host:6379/0",
+        "stageline keys acl examples/digits --run digits-20260131-101500-1f0c",
     ),
+    groups={"Run": ("--run",)},
     codes=codes(ExitCode.REFUSED, failed="the model or the data cannot be loaded"),
 )
 @options.config

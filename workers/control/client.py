@@ -21,6 +21,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import Sealer, decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
+from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
@@ -134,25 +135,20 @@ class Client(AbstractContextManager["Client"]):
             NoAnswer: No broker answered within `timeout`.
             ValueError: The broker refuses to answer.
         """
-        while self._channel.receive(0) is not None:  # answers to questions that were given up
-            continue
-        self._send(Ask(what, of))
-        deadline = monotonic() + timeout
-        while (left := deadline - monotonic()) > 0:
-            if self._broke():
-                self._send(Ask(what, of))
-            match self._receive(min(left, REPEAT)):
-                case Answer(schema, facts) if schema.startswith(f"{what}/"):
-                    return {"schema": schema, **facts}
-                case Refused(reason, _):
-                    raise ValueError(reason)
-            self._demand_admission()
-        if self._channel.trouble:
-            raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
-        raise NoAnswer(
-            f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
-            f"broker? Name another with --broker."
-        )
+        return self._answer_to(Ask(what, of), what, timeout)
+
+    def order(self, order: KeyOrder, timeout: float = 3.0) -> dict[str, Any]:
+        """Have the broker carry out an order about its keys; return the facts of its answer, as `ask` does.
+
+        Args:
+            order: The order.
+            timeout: Seconds to wait for the answer. The order is sent again after a lost connection.
+
+        Raises:
+            BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
+            ValueError: The broker does not carry it out.
+        """
+        return self._answer_to(order, "keys", timeout)
 
     def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
         """Interrupt the run.
@@ -191,6 +187,28 @@ class Client(AbstractContextManager["Client"]):
             detail: End of a sentence about an exit without a result, such as "in forward (model.py, line 12)".
         """
         self._send(Exited(index, pid, status, result, detail))
+
+    def _answer_to(self, message: Ask | KeyOrder, schema: str, timeout: float) -> dict[str, Any]:
+        """Return the facts of the answer to `message`, whose schema begins with `schema`."""
+        while self._channel.receive(0) is not None:  # answers to questions that were given up
+            continue
+        self._send(message)
+        deadline = monotonic() + timeout
+        while (left := deadline - monotonic()) > 0:
+            if self._broke():
+                self._send(message)
+            match self._receive(min(left, REPEAT)):
+                case Answer(name, facts) if name.startswith(f"{schema}/"):
+                    return {"schema": name, **facts}
+                case Refused(reason, _):
+                    raise ValueError(reason)
+            self._demand_admission()
+        if self._channel.trouble:
+            raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
+        raise NoAnswer(
+            f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
+            f"broker? Name another with --broker."
+        )
 
     def _send(self, message: ToBroker) -> None:
         """Send `message`, and what waited for the secret before it.

@@ -10,6 +10,7 @@ import structlog
 
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, ScheduleOrders, Stop, Trim
 from stageline.broker.queues.base import Outbound, WorkerQueues
+from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
@@ -93,6 +94,9 @@ class CommandHandler:
         commands = self._control.commands
         while commands:
             match commands.popleft():
+                case Assigned() as place:
+                    self._queues.rekey(secrets_of(self._loop.program.queues.values(), place))
+                    self._loop.learn(place.orders, place.closed)
                 case Peers(workers):
                     there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
                     self._queues.admit(max(incarnation for incarnation, _ in workers.values()))

@@ -24,7 +24,6 @@ from stageline.broker.control.messages import (
     Hello,
     Refused,
     Report,
-    ScheduleOrders,
     StepDigest,
 )
 from stageline.broker.control.protocol import is_full
@@ -255,6 +254,7 @@ class Session:
         self.last_received = now
         self._identity = identity
         self._assigned = assigned
+        self._keys = assigned.keys
         self._endpoint = endpoint
         self._progress = reporter.progress
         self.reporter = reporter
@@ -326,8 +326,9 @@ class Session:
     def receive(self, message: FromBroker, now: float) -> FromBroker | None:
         """Return the broker's message, or the part of it that is a command for the compute loop.
 
-        A broker that had lost its records may have learned from others of orders that this worker does not know. They
-        come with the place that the worker keeps, before its peers do: until then it may not have begun a step.
+        Its place, told again, is one if it brings other keys, or comes from a broker that had lost its records. Such a
+        broker may have learned from others of orders that this worker does not know. They come with the place that the
+        worker keeps, before its peers do: until then it may not have begun a step.
         """
         self.last_received = now
         match message:
@@ -335,9 +336,11 @@ class Session:
                 self.reporter.confirmed(number)
             case Assigned():
                 self._known = True
-                if message.keep and message.incarnation > self.reporter.incarnation:  # the broker had lost its records
+                renewed = message.keep and message.incarnation > self.reporter.incarnation
+                if renewed:  # the broker had lost its records
                     self.reporter.resend_all(message.incarnation)
-                    return ScheduleOrders(message.orders, message.closed)
+                before, self._keys = self._keys, message.keys
+                return message if renewed or message.keys != before else None
             case _:
                 return message
         return None

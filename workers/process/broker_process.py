@@ -8,7 +8,7 @@ StoreWait       while the run's records cannot be written or reached: `store_wai
 
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +24,7 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import StoreUnusable
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.gate import Gatekeeper, KeyEvent, OpenGate
+from stageline.broker.coordinator.revocation import shut_out
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
@@ -182,7 +183,13 @@ def serve_channel(
         note(found.events)
         _turn(coordinator, channel, [*kept(), *found.passed], clock, answers)
         if found.readmit:
+            _shut_out(coordinator, channel, found.revoked, clock())
             channel.readmit()
+
+
+def _shut_out(coordinator: Coordinator, channel: ServerChannel, revoked: Collection[str], now: float) -> None:
+    sends = shut_out(coordinator.run, lambda sender: channel.key_of(sender) in revoked, now)
+    channel.send(coordinator.envelopes(sends, now))
 
 
 def _wall_clock() -> Callable[[], float]:

@@ -6,17 +6,20 @@ nothing is decided on them.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from stageline.broker.control.messages import Answer, Ask, Refused
+from stageline.broker.coordinator.gate import KEYS
 from stageline.broker.coordinator.queries import answer
 from stageline.broker.coordinator.records import recall, restored
 from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.coordinator.state import RunState
+from stageline.broker.keys.access import OPEN, Access
+from stageline.broker.keys.register import KeyRecord, KeyRegister
 from stageline.broker.ledger.evaluations import record_of
 from stageline.pipeline.addresses import Reach, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
@@ -215,7 +218,8 @@ def _state(run: RecordedRun) -> RunState:
         plan = from_mapping(run.plan or {})
     except PlanRefused as error:  # it was a plan when it was written
         raise RecordsDamaged(f"{run.folder / PLAN} is damaged: {error}") from error
-    state = restored(run.id, RunConfig.of(plan, plan.make_schedule()), run.store, run.stored, run.as_of)
+    config = replace(RunConfig.of(plan, plan.make_schedule()), access=_access(run))
+    state = restored(run.id, config, run.store, run.stored, run.as_of)
     recall(state, run.stored.facts)
     state.learn_end(run.outcome, run.training_steps)
     if (result := run.result) is not None:  # of a finished run it is enough, also if the records were deleted
@@ -229,6 +233,11 @@ def _state(run: RecordedRun) -> RunState:
     return state
 
 
+def _access(run: RecordedRun) -> Access:
+    found = run.stored.facts.get(KEYS)
+    return OPEN if found is None else Access(KeyRegister(msgspec.convert(found, KeyRecord)))
+
+
 def _unplanned(run: RecordedRun, what: str) -> Facts:
     """Return the answer for a run whose plan is not yet known to work, about which little is known."""
     if what not in ("status", "why"):
@@ -240,7 +249,7 @@ def _unplanned(run: RecordedRun, what: str) -> Facts:
             "finished": [], "finished_floor": 0, "last_loss": None, "finished_loss": None, "losses": {}, "metrics": {},
             "evaluations": [], "last_evaluation": None, "best": None, "stopped_early": None,
             "checkpoint": None, "listening": False, "recollecting": False, "damaged": [], "restarts": 0,
-            "recovering": [], "spares": [], "oddities": {}, "workers": [], "script": None,
+            "recovering": [], "spares": [], "oddities": {}, "workers": [], "script": None, "keys": None,
         },
         "why": {},
     }  # fmt: skip

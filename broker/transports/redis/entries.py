@@ -42,7 +42,7 @@ from stageline.broker.queues.delivery import Credit, Retention, check_current
 from stageline.pipeline.program import Queue
 
 from .answers import sound
-from .forms import PLAIN, PLAIN_ANNOUNCEMENT, Announcement
+from .forms import PLAIN, PLAIN_ANNOUNCEMENT, Announcement, EntryForm
 from .units import Command
 
 LAYOUT = 2
@@ -168,6 +168,11 @@ class Announcer:
         clear: list[Command] = [(b"DEL", self._key)] if self._is_garbled else []
         return [*clear, (b"XADD", self._key, b"MINID", b"=", bytes(entry_id), bytes(entry_id), *fields), self.look]
 
+    def seal_with(self, form: Announcement) -> None:
+        """Use another form from now on, and announce again."""
+        self._form = form
+        self.must_announce = True
+
     def repeat(self) -> None:
         """Announce again: the last announcement may not be in the stream."""
         self.must_announce = True
@@ -286,17 +291,15 @@ class StepDigests:
     A step has no digest if it is not seen from its beginning on, or if the content of one of its messages is not known.
     """
 
-    def __init__(
-        self, queue: Queue, found: deque[StepDigest], digest_key: Callable[[int], bytes] = PLAIN.digest_key
-    ) -> None:
+    def __init__(self, queue: Queue, found: deque[StepDigest], form: Callable[[], EntryForm] = lambda: PLAIN) -> None:
         """Begin before any message of `queue`.
 
         Args:
             queue: Queue as the program has it.
             found: Deque to which digests are added.
-            digest_key: Returns the key for the digest of a step.
+            form: Returns the form of the messages, which has the keys of digests.
         """
-        self._key = digest_key
+        self._form = form
         self._name = queue.name
         self._per_step = queue.count
         self._found = found
@@ -317,4 +320,5 @@ class StepDigests:
             self._found.append((self._name, step, self._digest(step, "".join(known))))
 
     def _digest(self, step: int, known: str) -> str:
-        return blake2b(known.encode(), digest_size=8, key=self._key(step)).hexdigest()
+        form = self._form()
+        return blake2b(known.encode(), digest_size=8, key=form.digest_key(step)).hexdigest() + form.digest_mark(step)

@@ -72,6 +72,10 @@ class EntryForm(ABC):
     def digest_key(self, step: int) -> bytes:
         """Return the key for the digest of a step's messages; empty if digests need none."""
 
+    @abstractmethod
+    def digest_mark(self, step: int) -> str:
+        """Return the end of a digest, which tells keys apart: only digests with the same one are compared."""
+
 
 class PlainContent(Content):
     """Content of a message that lies in Redis as its codec makes it."""
@@ -122,6 +126,10 @@ class PlainForm(EntryForm):
         """Return no key."""
         return b""
 
+    def digest_mark(self, step: int) -> str:
+        """Return no mark."""
+        return ""
+
 
 PLAIN = PlainForm()
 
@@ -145,7 +153,7 @@ class SealedContent(Content):
 
 
 class FormerContent(Content):
-    """Content of a message that was sealed before the run was resumed as a whole, with a secret that is not known."""
+    """Content of a message that was sealed in another life of the keys, with a secret that is not known here."""
 
     def __init__(self, run: str, queue: QueueName, number: int) -> None:
         """Make a header whose incarnation is before that of every worker."""
@@ -199,6 +207,10 @@ class SealedForm(EntryForm):
     def digest_key(self, step: int) -> bytes:
         """Return a key, so that a digest outside the seal tells nothing about messages that can be guessed."""
         return self._sealing.secret_at(step).key(Purpose.DIGESTS)
+
+    def digest_mark(self, step: int) -> str:
+        """Return the life of the queue's keys."""
+        return f"{self._sealing.secret_at(step).context.life:x}"
 
 
 def form_of(run: str, queue: Queue, sealing_of: Callable[[Queue], Sealing] | None) -> EntryForm:

@@ -13,14 +13,17 @@ The server keeps every message until it is trimmed, and so does its producer, wh
 import select
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from time import monotonic
 
 from stageline.broker.codec.message import Message, fingerprint, read_header
 from stageline.broker.errors import QueueClosed
 from stageline.broker.queues.base import Depth, Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
-from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, Wakeup, look_until
+from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, look_until
 from stageline.broker.queues.log import LockedLog, Log
+from stageline.broker.queues.secrets import QueueSecrets
+from stageline.broker.queues.wakeup import Wakeup
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.program import Queue
 
@@ -98,6 +101,16 @@ class RedisQueues(QueueEnds):
 
     def admit(self, newest: int) -> None:
         """Do nothing: no worker requests anything of another."""
+
+    def rekey(self, secrets: QueueSecrets) -> None:
+        """Seal with other secrets from now on, as `WorkerQueues.rekey`: what lies at the server is put there again."""
+        with self.lock:
+            self.options = replace(self.options, secrets=secrets)
+            for writer in self._shared.writers:
+                writer.seal_with(self._form(writer.log.queue))
+            for reader in self._shared.readers:
+                reader.seal_with(self._form(reader.receiver.queue))
+            self.kick()
 
     @property
     def trouble(self) -> Trouble | None:
@@ -242,7 +255,7 @@ class RedisOutbound(LockedLog):
         super().__init__(writer.log, queues.lock)
         self._queues = queues
         self._writer = writer
-        self._digests = StepDigests(self.queue, queues.digests, writer.form.digest_key)
+        self._digests = StepDigests(self.queue, queues.digests, lambda: writer.form)
 
     def put(self, message: Message) -> None:
         """Retain `message`, and have it sent once the consumer has granted it, as `Outbound.put`."""

@@ -69,13 +69,19 @@ class StreamReader:
         self._announcer = Announcer(self.keys.taken, f"{receiver.name} is taken", incarnation, form.taken)
         self._run = run
         self._since = since
-        self._digests = StepDigests(receiver.queue, digests, form.digest_key)
+        self._digests = StepDigests(receiver.queue, digests, lambda: self.form)
         self._announced = 0  # all messages before it were announced as taken
         self._turn = 0  # counts rewinds and rereadings: what was read before them is dropped
         self._after = EntryId(0, 0)
         self._parts: list[StreamEntry] = []  # of a message whose other entries have not come
         self._bytes = 0  # of tensors in them
         self._resume_at = 0.0  # when to read again, monotonic, in seconds
+
+    def seal_with(self, form: EntryForm) -> None:
+        """Use another form from now on, and read again what was not taken in."""
+        self.form = form
+        self._announcer.seal_with(form.taken)
+        self._reread()
 
     def rewind(self, step: int) -> None:
         """Begin again at the first message of `step`."""

@@ -78,6 +78,12 @@ class StreamWriter:
         self._length = None
         self._announcer.repeat()
 
+    def seal_with(self, form: EntryForm) -> None:
+        """Use another form from now on: the stream is deleted, and filled again from the log."""
+        self.form = form
+        self._announcer.seal_with(form.kept)
+        self._has_hole = True
+
     def update(self, credit: Credit) -> None:
         """Record what the consumer announces. A message that it misses is a hole in the stream, to be filled again."""
         is_newer = self.sender.update(credit._replace(missing=None))

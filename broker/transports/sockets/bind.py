@@ -13,6 +13,7 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from time import monotonic, sleep
 from typing import Any
 
 import psutil
@@ -30,6 +31,7 @@ _REASONS = {
 }
 _RANGE = re.compile(r"tcp://.*:(\d+)-(\d+)")
 _MOST = 8  # ports that are named one by one
+_LEAVING = 5.0  # seconds in which a socket has left its address
 _CREDENTIALS = struct.Struct("3i")  # pid, user, group
 _SERVED = {errno.EAGAIN, errno.EPROTOTYPE}  # its process accepts none now, or listens with another kind of socket
 
@@ -67,6 +69,21 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
     if _socket_file(url) is not None:
         os.chmod(url.removeprefix("ipc://"), 0o600)  # to connect is to write to the file
     return socket.get_string(zmq.LAST_ENDPOINT)
+
+
+def bind_again(socket: zmq.Socket[Any], address: str) -> str:
+    """Bind `socket` to an address that it has just left: ZeroMQ gives it up a moment later, in a thread of its own.
+
+    Raises `EndpointTaken`.
+    """
+    until = monotonic() + _LEAVING
+    while True:
+        try:
+            return bind(socket, address)
+        except EndpointTaken:
+            if monotonic() >= until:
+                raise
+            sleep(_LEAVING / 1000)
 
 
 def connect(socket: zmq.Socket[Any], url: str) -> None:

@@ -72,6 +72,22 @@ class CurveClient:
         """Do nothing: only servers judge keys."""
 
 
+class Succession:
+    """Admission by a judge that gives way to the next."""
+
+    def __init__(self, judge: Admission) -> None:
+        """Begin with `judge`."""
+        self._judge = judge
+
+    def admits(self, public: PublicKey) -> bool:
+        """Return True if the present judge admits the key. Safe to call from any thread."""
+        return self._judge.admits(public)
+
+    def renew(self, judge: Admission) -> None:
+        """Admit by `judge` from now on."""
+        self._judge = judge
+
+
 Curve = CurveServer | CurveClient | None
 
 

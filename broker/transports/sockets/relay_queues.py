@@ -2,7 +2,7 @@
 
 from stageline.broker.errors import AddressUnusable
 from stageline.broker.keys.join_line import keyed
-from stageline.broker.keys.pairs import PublicKey
+from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import QueueOptions
 
@@ -35,9 +35,9 @@ class RelayQueues(ZeroMQQueues):
                 "broker.url be the relay, too, and leave broker.insecure out"
             )
         super().__init__(run, incarnation, LOCAL, options)
+        self._address = address
         self._link = RelayLink(address, keys.pair)
-        self._link.listen(port_of(self.endpoint), incarnation)
-        self.endpoint = keyed(address.shared.url, keys.pair.public)
+        self.endpoint = self._listen(keys.pair)
 
     @property
     def trouble(self) -> Trouble | None:
@@ -48,6 +48,16 @@ class RelayQueues(ZeroMQQueues):
         """Close the queues, after two seconds at most for what is on its way out."""
         super().close()
         self._link.close()
+
+    def _met_at(self, pair: KeyPair) -> str:
+        former, self._link = self._link, RelayLink(self._address, pair)
+        former.close()
+        return self._listen(pair)
+
+    def _listen(self, pair: KeyPair) -> str:
+        """Let the relay connect those who dial the key of `pair`; return the keyed address."""
+        self._link.listen(port_of(self.router.endpoint), self.incarnation)
+        return keyed(self._address.shared.url, pair.public)
 
     def _way_to(self, address: str, server: PublicKey | None) -> str:
         assert server is not None  # noqa: S101 - there are keys

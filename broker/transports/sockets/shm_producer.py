@@ -34,7 +34,7 @@ from stageline.broker.codec.message import Frame
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.links import OutboundLink, RouteGone
-from stageline.broker.queues.requests import NO_KEYS, Keys
+from stageline.broker.queues.secrets import NO_KEYS, Keys
 
 from .bind import bind_path, is_trusted, user_of
 

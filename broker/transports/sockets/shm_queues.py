@@ -22,7 +22,7 @@ from stageline.broker.errors import BadMessage, EndpointTaken
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink
-from stageline.broker.queues.requests import NO_KEYS, Keys
+from stageline.broker.queues.secrets import NO_KEYS, Keys
 
 from .bind import is_trusted, user_of
 from .shm_producer import (

@@ -9,11 +9,7 @@ A ROUTER gives every connection an identity of its own, which is how a sender no
 It never blocks: what cannot be sent now stays due. A DEALER's connection is replaced when requests stay unanswered for
 long, and soon if the other end does not speak ZeroMQ: when the bytes on a connection are not its protocol, ZeroMQ
 gives it up for good, or takes them for those of its first version, and reports neither. Only the events of its monitor
-show it:
-
-    not connected ─────> CONNECTED ──> HANDSHAKE_SUCCEEDED
-             ^               v                 v
-             └─(maybe)── DISCONNECTED <────────┘         stuck: too long CONNECTED, or DISCONNECTED for good
+show it: `handshake.py`.
 """
 
 import errno
@@ -23,21 +19,22 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.codec.message import LIMITS, Frame, Message
 from stageline.broker.errors import EndpointTaken
-from stageline.broker.keys.pairs import PublicKey
+from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver
 from stageline.broker.queues.ends import LinkedQueues, QueueOptions
 from stageline.broker.queues.links import InboundLink, OutboundLink, RouteGone
-from stageline.broker.queues.requests import NO_KEYS, CreditRequest, Keys, Requester
+from stageline.broker.queues.requests import CreditRequest, Requester
+from stageline.broker.queues.secrets import NO_KEYS, Keys, QueueSecrets
 from stageline.broker.transports.base import key_expected
+from stageline.pipeline.addresses import parted
 
-from .bind import bind, connect
-from .connection_guard import open_monitor
-from .curve import CurveClient, CurveServer, client_of, endpoint_of, open_keyed, server_of
+from .bind import bind, bind_again, connect
+from .curve import CurveClient, CurveServer, Succession, client_of, endpoint_of, open_keyed, server_of
+from .handshake import Handshake
 from .zeromq_channel import guarded
 
 Socket = zmq.Socket[Any]
@@ -73,7 +70,6 @@ OPTIONS: dict[int, dict[int, int]] = {
     },
 }
 
-_EVENTS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 UNANSWERED = 30.0  # seconds without any answer after which a connection is replaced; doubles up to LONGEST_UNANSWERED
 LONGEST_UNANSWERED = 600.0
 NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connection is replaced
@@ -96,30 +92,6 @@ def _options(kind: int, hwm: int) -> dict[int, int]:
     Credit keeps `hwm` messages or fewer under way; the socket's own limit holds should that fail.
     """
     return {**COMMON_OPTIONS, **OPTIONS[kind], zmq.SNDHWM: hwm, zmq.RCVHWM: hwm}
-
-
-class Handshake:
-    """Watch over the connection of `socket`, which is not connected yet. Times are monotonic, in seconds."""
-
-    def __init__(self, context: Context, socket: Socket) -> None:
-        """Begin to watch `socket`, a socket of `context`."""
-        self._socket = socket
-        self._stuck: float | None = None  # since when there has been no completed handshake
-        self._events = open_monitor(context, socket, int(_EVENTS))
-
-    def fails(self, now: float, patience: float) -> bool:
-        """Return True if for `patience` seconds the connection has been without a handshake, or ended."""
-        newest = None
-        while self._events.poll(0):
-            newest = recv_monitor_message(self._events)["event"]
-        if newest is not None:
-            self._stuck = None if newest == zmq.EVENT_HANDSHAKE_SUCCEEDED else now
-        return self._stuck is not None and now - self._stuck >= patience
-
-    def close(self) -> None:
-        """Stop watching. Call this before the socket is closed."""
-        self._socket.disable_monitor()
-        self._events.close()
 
 
 class Dealer(InboundLink):
@@ -258,6 +230,9 @@ class Router(OutboundLink):
             curve: Keys of the connections; None: they have none.
         """
         super().__init__(run, keys)
+        self._succession = None if curve is None else Succession(curve.admits)
+        if curve is not None and self._succession is not None:
+            curve = CurveServer(curve.pair, self._succession)
         self.socket = open_keyed(context, zmq.ROUTER, _options(zmq.ROUTER, hwm), curve)
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
@@ -279,6 +254,20 @@ class Router(OutboundLink):
 
     def readmit(self) -> None:
         """Close all connections soon, as `ServerChannel.readmit`."""
+        self._guard.close_all()
+
+    def renew(self, curve: CurveServer) -> None:
+        """Use the keys of `curve` from now on: listen anew at the same place, and close all connections soon.
+
+        Raises `EndpointTaken` if another process has taken the place in that moment.
+        """
+        address, _ = parted(self.endpoint)
+        self.socket.unbind(address)
+        if self._succession is not None:
+            self._succession.renew(curve.admits)
+        for option, value in curve.options.items():
+            self.socket.set(option, value)
+        self.endpoint = endpoint_of(bind_again(self.socket, address), curve)
         self._guard.close_all()
 
     def watched(self, now: float) -> dict[Any, int]:
@@ -355,6 +344,15 @@ class ZeroMQQueues(LinkedQueues):
             raise
         self.endpoint = self.router.endpoint
 
+    def rekey(self, secrets: QueueSecrets) -> None:
+        """Use other secrets from now on, as `WorkerQueues.rekey`; connections with former keys are closed."""
+        had, curve = self.options.secrets.curve, server_of(secrets.curve)
+        super().rekey(secrets)
+        if curve is not None and secrets.curve != had:
+            self.router.renew(curve)
+            self.endpoint = self._met_at(curve.pair)
+            self._reopen_links()
+
     @property
     def trouble(self) -> Trouble | None:
         """None: no server stands between the workers."""
@@ -382,6 +380,10 @@ class ZeroMQQueues(LinkedQueues):
         address, server = key_expected(endpoint, pair)
         way, curve = self._way_to(address, server), client_of(pair, server)
         return Dealer(self._context, way, self.run, hwm=self._hwm, keys=secrets.requests, curve=curve)
+
+    def _met_at(self, pair: KeyPair) -> str:
+        """Return the address at which others find the router, which has the keys of `pair` from now on."""
+        return self.router.endpoint
 
     def _way_to(self, address: str, server: PublicKey | None) -> str:
         """Return the address to dial for the worker at `address` that has the key `server`."""

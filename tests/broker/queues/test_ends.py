@@ -13,8 +13,9 @@ from msgspec.structs import replace
 from stageline.broker.queues import delivery as looking
 from stageline.broker.queues import ends
 from stageline.broker.queues import ends as linked
-from stageline.broker.queues.ends import LinkedQueues, QueueEnds, QueueOptions, Wakeup
+from stageline.broker.queues.ends import LinkedQueues, QueueEnds, QueueOptions
 from stageline.broker.queues.links import InboundLink
+from stageline.broker.queues.wakeup import Wakeup
 from stageline.broker.transports.sockets.shm_queues import ShmQueues
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from support.queue_pair import KEY, RUN, QueuePair, queue_of

@@ -17,11 +17,11 @@ from stageline.broker.control.messages import (
     Peers,
     Refused,
     Report,
-    ScheduleOrders,
     Standby,
     Stop,
     ToBroker,
 )
+from stageline.broker.control.place_keys import PlaceKeys
 from stageline.broker.control.records import EvaluationRecord, Inspection, ScheduleOrder
 from stageline.workers.control.joining import Joining, Stopped, WorkerIdentity
 from stageline.workers.control.session import AGAIN, UNANSWERED, Reporter, Session
@@ -254,7 +254,7 @@ def test_a_new_incarnation_is_taken_and_everything_sent_again_under_it(session, 
 def test_the_orders_in_the_place_that_a_worker_keeps_are_told_to_its_loop(session):
     orders = (ScheduleOrder(22, "window", (3, 2)),)
     place = Assigned(RUN, 0, 9, 20, keep=True, orders=orders, closed=25)
-    assert session.receive(place, 1.0) == ScheduleOrders(orders, 25)
+    assert session.receive(place, 1.0) == place
 
 
 @pytest.mark.parametrize("parting", [Failed(7, "the disk is full", 1), Goodbye(7, "interrupted")])
@@ -300,3 +300,9 @@ def test_rounds_of_evaluation_are_told_until_they_are_confirmed_and_before_later
     reporter.resend_all(7)
     assert not reporter.all_confirmed
     assert reporter.report(10.0).evaluations == rounds[:MOST_ROUNDS]
+
+
+def test_a_place_that_brings_other_keys_is_told_to_the_loop_once(session):
+    place = msgspec.structs.replace(PLACE, keys=PlaceKeys(0, (b"", b"k" * 32), generation=1))
+    assert session.receive(place, 1.0) == place
+    assert session.receive(place, 2.0) is None

@@ -1,5 +1,6 @@
 """How a worker that joins gets its plan."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.workers.control.client import NoAnswer
 from stageline.workers.control.joining import NotAdmitted
+from stageline.workers.extras.consent.allow_file import NoConsent
+from stageline.workers.extras.consent.guard import keep_to
 from stageline.workers.process import join
 from stageline.workers.process.join import CannotJoin, plan_here, work_for_script
 from support.workspace import Workspace, free_port, until
@@ -119,6 +122,17 @@ def test_a_refusal_by_a_run_that_goes_on_stands_and_other_code_than_was_imported
     with pytest.raises(CannotJoin, match="start this worker again"):
         work_for_script("tcp://127.0.0.1:7000", 60.0, (), work)
     assert "the code of run line-2" in brokers.declined[0]
+
+
+def test_the_owner_of_data_is_asked_before_code_of_the_scripts_plan_is_imported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(join, "demand_same_code", lambda *of: pytest.fail("the code was compared, and then imported"))
+    brokers = Brokers(run("line-1"))
+    monkeypatch.setattr(join, "Client", brokers)
+    with keep_to(tmp_path / "allow.toml", "worker"), pytest.raises(NoConsent):
+        work_for_script("tcp://127.0.0.1:7000", 60.0, (), lambda plan: pytest.fail("the worker began"))
+    assert "no such file" in brokers.declined[0]
 
 
 @pytest.mark.parametrize(

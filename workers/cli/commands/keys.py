@@ -1,16 +1,56 @@
-"""`stageline keys`: makes and shows the keys by which processes of this user are known."""
+"""`stageline keys`: the keys by which processes of this user are known, and who may speak to a broker of this user."""
 
 import os
+import shlex
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
-from stageline.broker.keys.pairs import KeyPair
-from stageline.workers.cli import options
+from stageline.broker.errors import BadKey
+from stageline.broker.keys.join_line import split_key
+from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.pairs import VERSION, KeyPair, PublicKey
+from stageline.broker.keys.register import Right
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.cli import broker_address, options
 from stageline.workers.cli.help import CommandGroup, codes
-from stageline.workers.cli.output import answer, say
+from stageline.workers.cli.options import PATIENCE, answer_about
+from stageline.workers.cli.output import CommandFailed, answer, say, show
 from stageline.workers.cli.redis_access import acl
+from stageline.workers.control.client import Client
 from stageline.workers.keys.key_file import key_path, new_pair, read_pair
+from stageline.workers.keys.keyring import own_join_line, own_pair, pair_towards
+from stageline.workers.runs import folder as runs
+from stageline.workers.runs.folder import Facts
+
+DAY = 24 * 3600.0
+
+
+class Duration(click.ParamType[float]):
+    """Time as plans have it: 3600 or "24h"."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the time in seconds; fail for any other text."""
+        from pydantic import TypeAdapter, ValidationError
+
+        from stageline.pipeline.plan.keys.key_types import Seconds
+
+        try:
+            found: float = TypeAdapter(Seconds).validate_python(float(value) if _is_number(value) else value)
+            return found
+        except ValidationError:
+            self.fail(f'{value!r} is not a time in seconds, such as 3600 or "24h"', param, ctx)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) or str(value).replace(".", "", 1).isdecimal()
 
 
 def _path(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path:
@@ -22,7 +62,7 @@ def _path(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
 
 @click.group(cls=CommandGroup)
 def keys() -> None:
-    """Make and show keys, by which processes are known to each other."""
+    """Make and show keys; invite, admit and revoke those of others."""
 
 
 @keys.command(
@@ -44,12 +84,13 @@ def new(path: Path, as_json: bool) -> None:
 
 
 @keys.command(
+    "show",
     examples=("stageline keys show", "stageline keys show hospital --json"),
     codes=codes(refused="there is no key, or others may read it"),
 )
 @click.argument("path", metavar="[NAME]", required=False, callback=_path)
 @options.as_json
-def show(path: Path, as_json: bool) -> None:
+def show_key(path: Path, as_json: bool) -> None:
     """Print the public key of a key file: the key to give to others.
 
     Without NAME, it is the key of your processes.
@@ -60,6 +101,217 @@ def show(path: Path, as_json: bool) -> None:
 def _tell(pair: KeyPair, path: Path, as_json: bool) -> None:
     facts = {"schema": "key/1", "key": pair.public.text, "file": str(path)}
     answer(facts, as_json, lambda: say(f"key   {pair.public.text}\nfile  {path}"))
+
+
+_name = click.option("--as", "name", default="", metavar="NAME", help="Name for people, such as lab.")
+_worker = click.option("--worker", type=click.IntRange(min=0), help="The only place in the plan for it. Default: any.")
+_rights = click.option(
+    "--right",
+    "rights",
+    type=click.Choice([str(each) for each in Right]),
+    multiple=True,
+    help="What it may do; may be given several times. Default: work.",
+)
+_codes = codes(ExitCode.NO_BROKER, ExitCode.NOT_ADMITTED, ExitCode.REFUSED)
+_groups = {"Key": ("--as", "--worker", "--right")}
+
+
+@keys.command(
+    examples=("stageline keys invite", "stageline keys invite runs/digits-20260131-101500-1f0c --once --as lab"),
+    groups={"Invitation": ("--once", "--for"), **_groups},
+    codes=_codes,
+)
+@options.where
+@click.option("--once", is_flag=True, help="One machine alone may use it: the first.")
+@click.option("--for", "seconds", type=Duration(), default=DAY, help="Time until it ends. Default: 24h.")
+@_name
+@_worker
+@_rights
+@options.as_json
+def invite(
+    where: str | None,
+    once: bool,
+    seconds: float,
+    name: str,
+    worker: int | None,
+    rights: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Print a line with which another machine joins the run.
+
+    Give it to `stageline worker --join` there, in single quotes. WHERE is a run's folder, or a plan, whose newest run
+    is meant. Default: the newest run in ./runs. For the user who runs the broker, on its machine.
+    """
+    order = KeyOrder("invite", "", name, worker, _chosen(rights), once, seconds)
+    url, changed = _order(where, order)
+    line = own_join_line(split_key(url)[0], changed["run"], os.environ, changed["serial"])
+    facts = {"schema": "keys-invite/1", "line": line, **changed}
+    answer(facts, as_json, partial(_show_line, facts))
+
+
+def _show_line(facts: Facts) -> None:
+    say(facts["line"])
+    whom = "one machine" if facts["once"] else "any number of machines"
+    options.tell(f"good for {whom} until {_time(facts['ends'])}: stageline worker --join {shlex.quote(facts['line'])}")
+
+
+@keys.command(
+    examples=("stageline keys ls", "stageline keys ls runs/digits-20260131-101500-1f0c --json"),
+    codes=_codes,
+)
+@options.where
+@broker_address.broker
+@options.as_json
+def ls(where: str | None, broker: str | None, as_json: bool) -> None:
+    """List the keys that a run's broker knows, its invitations, and keys that knocked in vain.
+
+    WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs.
+    """
+    facts = answer_about(where, broker, "keys")
+    answer(facts, as_json, partial(_show_keys, facts))
+
+
+def _show_keys(facts: Facts) -> None:
+    columns = ("key", "name", "host", "worker", "may", "since", "is")
+    rows = [
+        (each["key"], each["name"] or "-", each["host"] or "-", *_shared(each), _standing(each))
+        for each in facts["keys"]
+    ]
+    show(f"keys of run {facts['run']}", columns, rows)
+    invited = [
+        (each["key"], each["name"] or "-", *_shared(each), "once" if each["once"] else "often", _time(each["ends"]))
+        for each in facts["invitations"]
+    ]
+    show("invitations", ("key", "name", "worker", "may", "serial", "used", "ends"), invited)
+    for each in facts["knocks"]:
+        say(f"{each} knocked: `stageline keys admit {each}` admits it")
+
+
+def _shared(each: Facts) -> Sequence[object]:
+    """Return the cells of a key or an invitation from the place on."""
+    place = "any" if each["worker"] is None else each["worker"]
+    return place, " ".join(each["rights"]), each["serial"] if "serial" in each else _time(each["since"])
+
+
+def _standing(each: Facts) -> str:
+    return "admitted" if each["revoked"] is None else f"revoked {_time(each['revoked'])}"
+
+
+def _time(at: float | None) -> str:
+    return "the run ends" if at is None else f"{datetime.fromtimestamp(at):%F %T}"
+
+
+@keys.command(
+    examples=(
+        "stageline keys admit k1.2n8Fh0XQ",
+        "stageline keys admit k1.2n8Fh0XQ --as lab --right work --right look",
+    ),
+    groups=_groups,
+    codes=_codes,
+)
+@click.argument("key")
+@options.where
+@_name
+@_worker
+@_rights
+@options.as_json
+def admit(key: str, where: str | None, name: str, worker: int | None, rights: tuple[str, ...], as_json: bool) -> None:
+    """Admit a key that has knocked, was revoked, or comes later; or change what a key may do.
+
+    KEY is a public key, or the first characters of one that the broker knows. WHERE is a run's folder, or a plan, whose
+    newest run is meant. Default: the newest run in ./runs. For the user who runs the broker, on its machine.
+    """
+    _, changed = _order(where, KeyOrder("admit", key, name, worker, _chosen(rights)))
+    answer(
+        {"schema": "keys-admit/1", **changed},
+        as_json,
+        lambda: say(f"{changed['key']} may {' '.join(changed['rights'])}"),
+    )
+
+
+@keys.command(
+    examples=(
+        "stageline keys revoke k1.2n8Fh0XQ",
+        "stageline keys revoke k1.2n8Fh0XQ runs/digits-20260131-101500-1f0c",
+    ),
+    codes=_codes,
+)
+@click.argument("key")
+@options.where
+@options.as_json
+def revoke(key: str, where: str | None, as_json: bool) -> None:
+    """Refuse a key, or an invitation, from now on, and close its connections.
+
+    The place of its worker is free once its lease is over. KEY is a public key, or the first characters of one that the
+    broker knows. WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs. For
+    the user who runs the broker, on its machine.
+    """
+    _, changed = _order(where, KeyOrder("revoke", key))
+    answer({"schema": "keys-revoke/1", **changed}, as_json, lambda: say(f"{changed['key']} is revoked"))
+
+
+def _chosen(rights: Sequence[str]) -> tuple[Right, ...]:
+    return tuple(dict.fromkeys(map(Right, rights)))
+
+
+def _order(where: str | None, order: KeyOrder) -> tuple[str, Facts]:
+    """Have the run's broker carry out an order; return its address, and what was changed, with the id of the run.
+
+    Raises:
+        CommandFailed: The run has no broker with this user's key, or the broker refuses the order.
+        BrokerUnreachable: The broker does not answer.
+    """
+    folder = options.folder_of(where)
+    url = runs.read_broker_url(folder)
+    if url is None:
+        raise CommandFailed(
+            f"run {folder.name} has no broker at present: keys are changed while there is one", ExitCode.NO_BROKER
+        )
+    _demand_own(url, folder)
+    with Client(url, lambda: runs.read_control_secret(folder), pair_towards(url, os.environ)) as client:
+        try:
+            if order.key:
+                order = msgspec.structs.replace(order, key=_whole(order, client.ask("keys", PATIENCE)))
+            facts = client.order(order, PATIENCE)
+        except ValueError as refusal:
+            raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
+    return url, {"run": facts["run"], **facts["changed"]}
+
+
+def _demand_own(url: str, folder: Path) -> None:
+    """Raise `CommandFailed` unless the broker at `url` has this user's key."""
+    _, broker = split_key(url)
+    if broker is None:
+        raise CommandFailed(
+            f"the broker of run {folder.name} has no keys: other machines do not reach it, or its plan has "
+            "broker.insecure = true",
+            ExitCode.USAGE,
+        )
+    own = own_pair(os.environ).public
+    if broker != own:
+        raise CommandFailed(
+            f"the broker of run {folder.name} has the key {broker.text}, and yours is {own.text}: give orders about "
+            "its keys as the user who runs it, on its machine, with the same STAGELINE_KEY_FILE",
+            ExitCode.REFUSED,
+        )
+
+
+def _whole(order: KeyOrder, known: Facts) -> str:
+    """Return the text of the key that an order names by its first characters. Raises `CommandFailed`."""
+    texts = [*known["knocks"], *(each["key"] for each in (*known["keys"], *known["invitations"]))]
+    found = sorted({each for each in texts if each.startswith((order.key, f"{VERSION}.{order.key}"))})
+    if len(found) == 1:
+        return str(found[0])
+    if found:
+        raise CommandFailed(
+            f"{order.key} begins {len(found)} keys: {', '.join(found)}; write more of it", ExitCode.USAGE
+        )
+    try:
+        return PublicKey.parse(order.key).text
+    except BadKey as error:
+        raise CommandFailed(
+            f"the broker knows no key that begins with {order.key}, and {error}", ExitCode.USAGE
+        ) from error
 
 
 keys.add_command(acl)

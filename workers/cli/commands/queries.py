@@ -22,6 +22,7 @@ from stageline.workers.cli.output import (
     CommandFailed,
     answer,
     best_of,
+    counted,
     duration,
     say,
     share,
@@ -173,6 +174,7 @@ def _show_status(facts: Facts) -> None:
         "" if facts["best"] is None else f"best {best_of(facts['best'])}",
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
         *_chosen(facts.get("orders")),
+        *_admission(facts.get("keys")),
     )
     say("\n  ".join(part for part in known if part))
     show_evaluations(facts["evaluations"], facts["best"])
@@ -191,6 +193,16 @@ def _chosen(orders: Facts | None) -> list[str]:
         name, window, since = given[-1]["name"], given[-1]["window"], given[-1]["step"]
     sized = "" if window is None else f" {','.join(map(str, window))}"
     return [f"schedule {name}{sized} since step {since}", "" if review is None else review["why"]]
+
+
+def _admission(keys: Facts | None) -> list[str]:
+    """Return who may speak to the broker, and the keys that knocked in vain; nothing if only this machine does."""
+    if keys is None:
+        return []
+    if keys["insecure"]:
+        return ["insecure: whoever reaches the broker can read and change the run (broker.insecure = true)"]
+    knocks = [f"{key} knocked: `stageline keys admit {key}` admits it" for key in keys["knocks"]]
+    return [f"{counted(keys['admitted'], 'key')} admitted; the broker is trusted with what the queues carry", *knocks]
 
 
 def _callers(facts: Facts) -> list[Facts]:

@@ -31,13 +31,14 @@ from stageline.pipeline.errors import ExitCode, ModelRefused, StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.difference import counted
 from stageline.pipeline.plan.errors import shown
-from stageline.pipeline.plan.tables import LONGEST_PLAN, FileUnreadable, canonical, read_text, tables_in
+from stageline.pipeline.plan.tables import LONGEST_PLAN, FileUnreadable, canonical, flat, read_text, tables_in
 
 from .code_files import CodeFile, code_files
 
 RECORD = "data-use.jsonl"
 SHORT = 16  # digits of a digest in a message
 _LISTED = 8  # differences that a message names
+_ADDRESSES = frozenset({"broker.url", "broker.store", "queues.url"})
 
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -115,12 +116,13 @@ class Allowance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _other_keys(self, plan: Plan) -> Iterator[str]:
         """Yield the keys in which `plan` is another; for an unknown difference, its digest."""
-        here, all_of_it = keys_of(plan), counted(plan.as_mapping())
+        settings, here, same = flat(plan.as_mapping()), keys_of(plan), plan.digest() == self.plan
+        all_of_it = {**settings, **here}
         other = [key for key in self.keys if _differs(all_of_it.get(key), self.keys[key])]
-        if plan.digest() != self.plan and self.keys:
-            other += [key for key in here if key not in self.keys]
+        unlisted = [key for key in here if key not in self.keys]
+        other += unlisted if self.keys and not same else [key for key in unlisted if key in _ADDRESSES]
         yield from (f"{key} is {_said(all_of_it.get(key))} here, {_said(self.keys.get(key))} there" for key in other)
-        if plan.digest() != self.plan and not other:
+        if not (same or other):
             yield f"its digest is {plan.digest()[:SHORT]} here, {self.plan[:SHORT]} there"
 
 
@@ -167,7 +169,8 @@ def read_allowed(file: Path) -> AllowFile:
         AllowFileWrong: The file cannot be read, is no such file, or every user of this machine may write to it.
     """
     try:
-        if file.stat().st_mode & stat.S_IWOTH:
+        mode = file.stat().st_mode
+        if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
             raise FileUnreadable(f"every user of this machine may write to it. Run: chmod o-w {shlex.quote(str(file))}")
         return msgspec.convert(tables_in(read_text(file, LONGEST_PLAN)), AllowFile)
     except FileNotFoundError:
@@ -181,9 +184,15 @@ def read_allowed(file: Path) -> AllowFile:
 
 
 def keys_of(plan: Plan) -> dict[str, object]:
-    """Return the settings that the plan's digest counts and that are no defaults, by dotted key."""
-    settings = counted(plan.as_mapping())
-    return {key: value for key, value in settings.items() if plan.origins.get(key, "default") != "default"}
+    """Return the settings of `plan` that an entry lists, by dotted key.
+
+    They are those that the plan's digest counts and that are no defaults, and the addresses in the plan's file, to
+    which activations would go. Addresses on the command line are the owner's own.
+    """
+    mapping = plan.as_mapping()
+    found = {key: value for key, value in counted(mapping).items() if plan.origins.get(key, "default") != "default"}
+    written = {key for key in _ADDRESSES if plan.origins.get(key) == "file"}
+    return found | {key: value for key, value in flat(mapping).items() if key in written}
 
 
 def sources_of(plan: Plan) -> list[str]:
@@ -228,14 +237,18 @@ def _table(name: str, values: Mapping[str, object]) -> list[str]:
 
 
 def _toml(value: object) -> str:
-    """Return a value as TOML writes it: as JSON does, but for tables and one control character."""
+    """Return a value as TOML writes it: as JSON does, but for tables. What is not printable is escaped."""
     match value:
         case Mapping():
             return "{" + ", ".join(f"{_toml(str(key))} = {_toml(each)}" for key, each in value.items()) + "}"
         case list() | tuple():
             return "[" + ", ".join(map(_toml, value)) + "]"
         case _:
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            return "".join(map(_escaped, json.dumps(value, ensure_ascii=False)))
+
+
+def _escaped(sign: str) -> str:
+    return sign if sign.isprintable() else f"\\U{ord(sign):08x}"
 
 
 def _differs(here: object, there: object) -> bool:
@@ -252,11 +265,11 @@ def _some(faults: Sequence[str]) -> str:
 
 
 def _way(plan: Plan) -> str:
-    """Return what the owner can do, with the command that names `plan`; a plan without a file is shown."""
+    """Return what the owner can do, with the command that names `plan`; a plan without a file was printed."""
     if missing := _missing(plan):
         return f"Its file {missing} is not here, either"
     if plan.file is None:
-        return f"If you allow it, add this to that file:\n\n{entry_text(plan)}"
+        return "If you allow it, add the entry to that file that this process has printed"
     set_by = {key: value for key, value in keys_of(plan).items() if plan.origins[key] in ("--set", "environment")}
     sets = [word for key, value in set_by.items() for word in ("--set", f"{key}={_toml(value)}")]
     command = shlex.join(["stageline", "allow", str(from_here(plan.file)), *sets])

@@ -17,9 +17,10 @@ from stageline.pipeline.data import Source
 from stageline.pipeline.model.consent import guarded_by, tell_joined
 from stageline.pipeline.model.load import base_folder
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.printable import printable
 from stageline.workers.runtime.worker_feature import WorkerPlace
 
-from .allow_file import SHORT, Allowance, NoConsent, from_here, read_allowed
+from .allow_file import SHORT, Allowance, NoConsent, entry_text, from_here, read_allowed
 from .code_files import ListedFinder, ListedLoader
 from .data_use import DataUse, UsedSource
 
@@ -50,8 +51,16 @@ class ConsentGuard:
         return next((base_folder(plan).resolve() for plan, _ in reversed(self._plans.values())), Path.cwd())
 
     def demand(self, plan: Plan) -> None:
-        """Raise `NoConsent` unless an entry of the file allows `plan`, and the code of it that is here."""
-        entry = self._allowed.entry_for(plan, self._file, date.today())
+        """Raise `NoConsent` unless an entry of the file allows `plan`, and the code of it that is here.
+
+        The entry of a script's plan, which has no file that `stageline allow` could read, is printed then.
+        """
+        try:
+            entry = self._allowed.entry_for(plan, self._file, date.today())
+        except NoConsent:
+            if plan.file is None:
+                print(f"{printable(entry_text(plan))}\n", file=sys.stderr)
+            raise
         self._plans.pop(plan.digest(), None)  # the last one is that of the folder
         self._plans[plan.digest()] = plan, entry
         self._listed |= {(self.folder / name).resolve(): digest for name, digest in entry.code.items()}

@@ -31,6 +31,7 @@ from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers
 from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
+from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.errors import Bug, ExitCode
 from stageline.pipeline.program import Per, Program
 from stageline.workers.control.joining import Stopped
@@ -235,6 +236,8 @@ class Driver:
         """Carry out the broker's commands."""
         while self._commands:
             match self._commands.popleft():
+                case Assigned() as place:
+                    self._queues.rekey(secrets_of(self._program.queues.values(), place))
                 case Peers(workers):
                     self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
                     self._queues.connect({queue: workers[queue.producer][1] for queue in self._answers})

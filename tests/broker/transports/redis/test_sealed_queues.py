@@ -18,6 +18,7 @@ from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.codec.message import Message, encode
 from stageline.broker.errors import BadMessage, Disagreement
+from stageline.broker.ledger.ledger import QueueDigests
 from stageline.broker.queues.delivery import Credit
 from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.redis.answers import RedisUnfit
@@ -298,3 +299,29 @@ def test_the_longest_message_fits_its_bounds_also_when_it_is_sealed() -> None:
         frames = SealedForm(RUN, KEY, sealing(KEY, is_padded=True)).close(0, encode(message))
         assert sum(map(len, frames[1:])) <= size * 1.13 + 16 * len(frames)
     assert SealedForm.longest <= 2**32 * 1.13
+
+
+# Other keys for all places, while queues are used
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the producer first", "the consumer first"])
+def test_queues_go_on_with_other_keys_and_what_lies_at_the_server_is_sealed_with_them(
+    first: int, stack: ExitStack, url: str
+) -> None:
+    ends = [worker(stack, 1 + place, url, **SEALED) for place in (0, 1)]
+    line = QueuePair(*ends)
+    line.inbound.rewind(0)
+    line.put(*range(20))
+    assert line.take_numbers(5) == list(range(5))
+    ends[first].rekey(sealing_since(7))
+    line.put(*range(20, 25))
+    for _ in range(20):  # more often than a damaged message may come
+        ends[first].pump(0.02)
+        ends[1 - first].pump(0.02)
+    ends[1 - first].rekey(sealing_since(7))
+    line.put(*range(25, 30))
+    assert line.take_numbers(25) == list(range(5, 30))
+    late = worker(stack, 3, url, **SEALED)
+    late.inbound(KEY).rewind(0)
+    assert late.inbound(KEY).take(0.3) is None
+    assert QueueDigests().differing([*ends[0].digests, *ends[1].digests]) is None

@@ -27,7 +27,7 @@ from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.addresses import parted
 from support.byte_tap import ByteTap, recorded
 from support.control_channels import PATIENCE, received, send
-from support.keyed import BROKER, KEYS, STRANGER, WORKER, Admitted
+from support.keyed import BROKER, KEYS, STRANGER, WORKER, Admitted, of_place
 from support.queue_pair import KEY, QueuePair, wait_for
 from support.zeromq_queues import line_of, worker
 
@@ -395,3 +395,34 @@ def test_a_secret_is_in_no_representation_of_keys() -> None:
     shown = f"{KEYS_OF_BROKER!r} {CurveServer(BROKER, Admitted())!r} {CurveClient(WORKER, BROKER.public)!r}"
     assert repr(BROKER.secret)[2:-1] not in shown
     assert repr(WORKER.secret)[2:-1] not in shown
+
+
+# Other keys for all places, while queues are used
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the producer first", "the consumer first"])
+def test_queues_go_on_with_other_keys_and_those_who_know_the_former_ones_get_nothing(
+    first: int, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zeromq_queues, "NO_HANDSHAKE", 0.1)
+    monkeypatch.setattr(zeromq_queues, "CHECK", 0.1)
+    ends = producer, consumer = [worker(stack, 1 + place, secrets=of_place(place, 1, KEY)) for place in (0, 1)]
+    line = line_of(producer, consumer)
+    line.put(*range(10))
+    assert line.take_numbers(5) == list(range(5))
+    shut_out, before = worker(stack, 3, secrets=of_place(1, 1, KEY)), producer.endpoint
+    ends[first].rekey(of_place(first, 2, KEY))
+    for _ in range(10):
+        producer.pump(0.01)
+        consumer.pump(0.01)
+    ends[1 - first].rekey(of_place(1 - first, 2, KEY))
+    assert parted(producer.endpoint)[0] == parted(before)[0]
+    assert producer.endpoint != before
+    consumer.connect({KEY: producer.endpoint})
+    line.put(*range(10, 20))
+    assert line.take_numbers(15) == list(range(5, 20))
+    shut_out.connect({KEY: producer.endpoint})
+    shut_out.inbound(KEY).rewind(0)
+    line.put(20)
+    assert shut_out.inbound(KEY).take(0.5) is None
+    assert line.take_numbers(1) == [20]

@@ -36,7 +36,7 @@ from stageline.broker.transports.sockets.relay_link import RelayLink
 from stageline.pipeline.addresses import fault, masked
 from support.byte_tap import ByteTap, bytes_of, found, recorded
 from support.control_channels import PATIENCE, dial, received, send, serve
-from support.keyed import BROKER, OTHER, OTHER_KEYS, STRANGER, WORKER, Admitted
+from support.keyed import BROKER, OTHER, OTHER_KEYS, STRANGER, WORKER, Admitted, of_place
 from support.proxy import Flip, Proxy
 from support.queue_pair import KEY, KEYED, RUN, QueuePair, wait_for
 from support.relays import ADMISSION, RELAY, RunningRelay, asked, read, told
@@ -429,3 +429,23 @@ def test_a_bit_that_changes_on_the_way_costs_a_connection_and_no_message(
         line.put(number)
     assert line.take_numbers(20) == [*range(20)]
     assert flip.fired
+
+
+def test_queues_go_on_with_other_keys_of_their_places(relay: RunningRelay, stack: ExitStack) -> None:
+    backend = backend_of(relay.url)
+    ends = producer, consumer = [
+        backend.open_queues(relay.url, RUN, 1 + place, QueueOptions(secrets=of_place(place, 1, KEY)), folder=Path())
+        for place in (0, 1)
+    ]
+    line = QueuePair(producer, consumer)
+    stack.callback(line.close)
+    consumer.connect({KEY: producer.endpoint})
+    line.put(*range(10))
+    assert line.take_numbers(5) == list(range(5))
+    before = producer.endpoint
+    for place, end in enumerate(ends):
+        end.rekey(of_place(place, 2, KEY))
+    assert producer.endpoint != before
+    consumer.connect({KEY: producer.endpoint})
+    line.put(*range(10, 20))
+    assert line.take_numbers(15) == list(range(5, 20))

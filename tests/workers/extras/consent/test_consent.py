@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.model.consent import demand_consent
 from stageline.pipeline.model.load import load_inputs
 from stageline.pipeline.model.own_schedule import read_plan
 from stageline.pipeline.plan import from_mapping
@@ -134,6 +135,19 @@ def test_another_plan_of_that_name_is_refused_with_the_keys_in_which_it_differs(
     owner.allow(sets=("run.steps=600", "optimizer.options.momentum=0.5"))
     sets = ("--set", "run.steps=600", "--set", "optimizer.options.momentum=0.5")
     assert owner.work("--allow", "allow.toml", *sets)
+
+
+def test_an_address_in_the_plan_to_which_activations_would_go_is_part_of_the_entry(owner: Owner) -> None:
+    """The digest leaves addresses out, since machines may differ in them; those that the owner types are his own."""
+    owner.allow()
+    assert owner.work("--allow", "allow.toml", "--set", "queues.url=tcp://127.0.0.1:0")
+    (owner.workspace.folder / "trace").unlink()
+    (owner.workspace.folder / "data-use.jsonl").unlink()
+    plan = (owner.workspace.folder / "stageline.toml").read_text()
+    owner.workspace.write("stageline.toml", plan + '[queues]\nurl = "redis://elsewhere:6379/0"\n')
+    assert 'queues.url is "redis://elsewhere:6379/0" here, not set there' in owner.refusal()
+    owner.allow()
+    assert '"queues.url" = "redis://elsewhere:6379/0"' in owner.file.read_text()
 
 
 def test_an_entry_of_another_plan_allows_no_plan_with_the_same_code(owner: Owner) -> None:
@@ -299,15 +313,17 @@ def test_a_plan_whose_code_is_not_there_has_no_entry(owner: Owner) -> None:
     assert ended.stdout == ""
 
 
-def test_the_refusal_of_a_plan_without_a_file_has_the_entry_itself(
-    owner: Owner, monkeypatch: pytest.MonkeyPatch
+def test_the_refusal_of_a_plan_without_a_file_prints_the_entry_itself(
+    owner: Owner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A script's worker has no plan file that `stageline allow` could read."""
     monkeypatch.chdir(owner.workspace.folder)
     plan = from_mapping(read_plan(owner.workspace.folder).as_mapping())
-    with keep_to(owner.file, "worker"), pytest.raises(NoConsent) as refused:
-        read_allowed(owner.file).entry_for(plan, owner.file, date.today())
-    assert entry_text(plan) in str(refused.value)
+    with keep_to(owner.file, "worker"), pytest.raises(NoConsent):
+        demand_consent(plan)
+    owner.file.write_text(capsys.readouterr().err)
+    with keep_to(owner.file, "worker"):
+        demand_consent(plan)
 
 
 def test_what_is_opened_before_its_plan_was_compared_is_refused(owner: Owner) -> None:
@@ -319,7 +335,7 @@ def test_what_is_opened_before_its_plan_was_compared_is_refused(owner: Owner) ->
 
 
 def test_an_entry_holds_names_and_values_of_any_kind(tmp_path: Path) -> None:
-    options = {"folder": 'C:\\scans "ü\x7f\n', "sizes": [[1, 2.5], []], "deep": {"a b": {"é": True}}}
+    options = {"folder": 'C:\\scans "ü\x7f\x85\u202e\n', "sizes": [[1, 2.5], []], "deep": {"a b": {"é": True}}}
     tables = {
         "run": {"name": "scans", "steps": 1},
         "model": {"factory": "torch.nn.Identity", "loss": "torch.nn.MSELoss", "stages": 1},

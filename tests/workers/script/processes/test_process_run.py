@@ -6,12 +6,14 @@ import re
 import shutil
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from support.paths import EXAMPLES, TESTS
+from support.redis_server import RedisServer
 from support.reference import reference_digest
 from support.workspace import Command, Workspace
 
@@ -69,6 +71,22 @@ def test_a_script_on_processes_computes_what_it_does_inline(
     rest = [line for line in told if line not in losses]
     assert len(rest) <= len(losses)  # none, if the script ended first
     assert all(re.search(r"worker [01] \(stage [01]\) computes again, in process \d+", line) for line in rest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", ["tcp", "redis"])
+def test_a_script_whose_queues_others_can_reach_computes_what_it_does_inline(
+    at: str, workspace: Workspace, undisturbed: dict[str, Any]
+) -> None:
+    """The script has keys of a place, too, and so has the worker that takes the place of one that is killed."""
+    with RedisServer() as server:
+        url = "tcp://0.0.0.0:0" if at == "tcp" else f"redis://127.1:{server.port}/0"
+        said, errors = start(workspace, "processes", "kill", "worker-1", "12", STAGELINE_QUEUES__URL=url).communicate()
+        assert json.loads(said) == undisturbed, errors
+        with closing(server.client()) as client:
+            marks = {fields[b"h"][:4] for key in client.keys("*-0") for _, fields in client.xrange(key)}
+            assert client.dbsize() == 0 or at == "redis"
+            assert marks <= {b"SLSE"}
 
 
 def test_an_exception_in_the_loop_ends_the_processes_and_is_the_users(workspace: Workspace) -> None:
