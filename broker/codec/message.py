@@ -143,10 +143,34 @@ def decode(frames: Sequence[Frame], *, limits: Limits = LIMITS) -> Message:
 def complete(header: Header, contents: Sequence[Frame]) -> Message:
     """Return the message of a header and the frames that followed it, copied into memory of its own.
 
-    Raises `BadMessage` if a frame does not have the size or the checksum in the header.
+    Each tensor has one frame, or several that hold its bytes in order.
+
+    Raises `BadMessage` if the bytes of a tensor do not have the size or the checksum in the header.
     """
+    if len(contents) > len(header.tensors):
+        return assemble(header, _joined(header, contents))
     _check(header, contents)
     return _message(header, list(map(copy, header.tensors, contents)))
+
+
+def _joined(header: Header, pieces: Sequence[Frame]) -> list[memoryview]:
+    """Return a buffer for each tensor, filled with its pieces. Raises `BadMessage` for more or fewer bytes."""
+    complaint = f"{header.identity} came with {len(pieces)} tensor frames, not {len(header.tensors)}, and"
+    size, announced = sum(map(len, pieces)), sum(tensor.nbytes for tensor in header.tensors)
+    if size != announced:
+        raise BadMessage(f"{complaint} {size} bytes, not {announced}")
+    buffers, rest = allocate(header), iter(pieces)
+    for number, room in enumerate(buffers):
+        filled = 0
+        for piece in rest:
+            if (end := filled + len(piece)) > len(room):
+                raise BadMessage(f"{complaint} the frames of tensor {number} have more bytes than {len(room)}")
+            room[filled:end] = piece
+            if (filled := end) == len(room):
+                break
+    if next(rest, None) is not None:
+        raise BadMessage(f"{complaint} those after the last tensor have no bytes")
+    return buffers
 
 
 def allocate(header: Header) -> list[memoryview]:

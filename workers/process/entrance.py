@@ -30,7 +30,7 @@ from stageline.workers.keys.keyring import own_join_line, own_pair
 
 INVITED = 24 * 3600.0  # seconds for which the invitation is good that a broker makes at its start
 LOG = "keys.log"
-SWITCHED_ON = False
+SWITCHED_ON = True
 
 log = structlog.get_logger()
 

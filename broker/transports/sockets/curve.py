@@ -4,7 +4,7 @@ A server with `ZAP_DOMAIN` or `ZAP_ENFORCE_DOMAIN` alone, and no thread that ans
 `open_keyed` sets both, and begins to answer before there is a socket.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from stageline.broker.keys.pairs import KeyPair, PublicKey
 from .bind import open_socket
 from .zap import DOMAIN, begin_answering
 
+# ZeroMQ sends nothing of a frame before all of it is encrypted, and decrypts nothing before all of it has come.
+PIECE = 2**20  # bytes of a frame at most, so that both ends work while the network does
 SURPLUS = 33  # bytes that CURVE adds to a frame: a command's name, a nonce, a tag, a flag
 
 
@@ -105,6 +107,14 @@ def open_keyed(context: "zmq.Context[Any]", kind: int, options: Mapping[int, int
     curve.prepare(context)
     largest = options[zmq.MAXMSGSIZE] + SURPLUS
     return open_socket(context, kind, {**options, zmq.MAXMSGSIZE: largest, **curve.options})
+
+
+def in_pieces(frames: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
+    """Return the frames of a message, those of tensors in pieces of `PIECE` bytes, so that an encrypted one is fast."""
+    if max(map(len, frames)) <= PIECE:
+        return frames
+    tensors = [memoryview(each) for each in frames[1:]]
+    return [frames[0], *(each[at : at + PIECE] for each in tensors for at in range(0, len(each) or 1, PIECE))]
 
 
 def surplus(curve: Curve) -> int:

@@ -33,7 +33,7 @@ from stageline.broker.transports.base import key_expected
 from stageline.pipeline.addresses import parted
 
 from .bind import bind, bind_again, connect
-from .curve import CurveClient, CurveServer, Succession, client_of, endpoint_of, open_keyed, server_of
+from .curve import CurveClient, CurveServer, Succession, client_of, endpoint_of, in_pieces, open_keyed, server_of
 from .handshake import Handshake
 from .zeromq_channel import guarded
 
@@ -234,6 +234,7 @@ class Router(OutboundLink):
         if curve is not None and self._succession is not None:
             curve = CurveServer(curve.pair, self._succession)
         self.socket = open_keyed(context, zmq.ROUTER, _options(zmq.ROUTER, hwm), curve)
+        self._encrypts = curve is not None
         self.socket.copy_threshold = 0  # what is copied is decided here, by ZERO_COPY
         self._send_frame: Callable[..., object] = super(zmq.Socket, self.socket).send  # the bare one, for every frame
         self._guard = guarded(context, self.socket, url, hwm * REQUEST_BYTES, curve)
@@ -281,7 +282,7 @@ class Router(OutboundLink):
 
     def _send_message(self, route: bytes, frames: Sequence[Frame]) -> bool:
         try:
-            self._send_frames(route, frames)
+            self._send_frames(route, in_pieces(frames) if self._encrypts else frames)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:

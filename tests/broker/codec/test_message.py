@@ -10,6 +10,7 @@ import pytest
 import torch
 import zmq
 from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from stageline.broker.codec.message import (
@@ -21,7 +22,7 @@ from stageline.broker.codec.message import (
     encode,
     read_header,
 )
-from stageline.broker.errors import Unsendable
+from stageline.broker.errors import BadMessage, Unsendable
 from stageline.pipeline.tree import Tree
 from support.paths import DOCS
 from support.payloads import bits, message, through, trees
@@ -132,6 +133,16 @@ def test_frames_pass_a_socket_without_being_copied_first(pair: tuple[zmq.Socket[
     out, into = pair
     out.send_multipart(encode(message(MANY)), copy=False)
     assert bits(decode([frame.buffer for frame in into.recv_multipart(copy=False)]).payload) == bits(MANY)
+
+
+@given(st.integers(1, 500))
+def test_tensors_may_come_in_pieces_and_no_piece_may_be_missing_exchanged_or_added(size: int) -> None:
+    header, *tensors = map(bytes, encode(message((torch.arange(60.0), torch.empty(0), torch.arange(30.0)))))
+    pieces = [each[at : at + size] for each in tensors for at in range(0, len(each) or 1, size)]
+    assert bits(decode([header, *pieces]).payload) == bits(decode([header, *tensors]).payload)
+    for wrong in (pieces[:-1], pieces[::-1], [*pieces, b""], [*pieces, pieces[0]], [b"".join(pieces)]):
+        with pytest.raises(BadMessage):
+            decode([header, *wrong])
 
 
 def test_a_socket_can_receive_into_the_memory_of_the_tensors(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]):

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+import torch
 import zmq
 from structlog.testing import capture_logs
 
@@ -21,7 +22,7 @@ from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.base import backend_of, open_client, open_server
-from stageline.broker.transports.sockets import zeromq_channel, zeromq_queues
+from stageline.broker.transports.sockets import curve, zeromq_channel, zeromq_queues
 from stageline.broker.transports.sockets.curve import CurveClient, CurveServer
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.addresses import parted
@@ -328,6 +329,20 @@ def test_queues_of_places_know_each_other_by_the_keys_in_their_endpoints(stack: 
     line = line_of(producer, consumer)
     line.put(0)
     assert line.take().number == 0
+
+
+def test_large_tensors_pass_whole_though_they_travel_in_pieces(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve, "PIECE", 64)
+    producer, consumer = (worker(stack, n, secrets=QueueSecrets(curve=keys)) for n, keys in enumerate(OF_PLACES, 1))
+    line = line_of(producer, consumer)
+    sizes = (0, 1, 15, 16, 17, 32, 1000)  # of float32: fewer, as many and more than in one piece or in several
+    sent = [torch.arange(float(size)) for size in sizes]
+    line.outbound.put(line.message(0, sent))
+    found = line.take().payload
+    assert len(found) == len(sent)
+    assert all(torch.equal(one, other) for one, other in zip(found, sent, strict=True))
 
 
 @pytest.mark.parametrize("pair", [None, STRANGER])

@@ -226,7 +226,7 @@ def test_train_keeps_to_the_file_with_its_trials_and_records_the_run(owner: Owne
     assert not (owner.workspace.folder / "trace").exists()
     assert not owner.workspace.runs()
     owner.allow(sets=sets)
-    ended = owner.workspace.command("train", "--allow", "allow.toml", *arguments)
+    ended = owner.workspace.command("train", "--allow", "allow.toml", "--json", *arguments)
     assert ended.returncode == 0, ended.stderr
     assert "trial" in {line["process"] for line in owner.lines()}
     (run,) = owner.workspace.runs()
@@ -234,6 +234,9 @@ def test_train_keeps_to_the_file_with_its_trials_and_records_the_run(owner: Owne
     assert {line["run"] for line in of_run} == {run.name}
     assert of_run[-1]["event"] == "end"
     assert of_run[-1]["rows"] == 8 + 6 * 6 - 4  # held out, and six batches of 32 rows in an epoch, the last with 2
+    freely = owner.workspace.command("train", "--json", *arguments)
+    digests = [json.loads(each.stdout)["weights_sha256"] for each in (ended, freely)]
+    assert digests[0] == digests[1]
 
 
 def test_a_process_that_is_killed_leaves_whole_lines(owner: Owner) -> None:
