@@ -29,8 +29,8 @@ _EXPOSED = (
     "the run. Use 127.0.0.1, or an address inside a tunnel (WireGuard, ssh)."
 )
 _BARE = (
-    "names a server on the network, without {lacking}: anyone who {who} can {what}. Use rediss:// and a password, or an "
-    "address inside a tunnel (WireGuard, ssh)."
+    "names a server on the network, without {lacking}: anyone who {who} can {what}. Use rediss:// and a password, or "
+    "an address inside a tunnel (WireGuard, ssh)."
 )
 _WHAT = {
     False: "hold up the run or end it, though what passes is sealed and cannot be read or changed",
