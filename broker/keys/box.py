@@ -36,7 +36,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from .admission import Admission, NotReady
-from .handshake import NONCE, START, TAG, BoxSession, FrameKind, Handshake, opened, parts_of, sealed, start_of
+from .box_handshake import NONCE, START, TAG, BoxHandshake, BoxSession, FrameKind, opened, parts_of, sealed, start_of
 from .pairs import SECRET_BYTES, KeyPair, PublicKey
 
 SALT = 24  # random bytes of a message's frame
@@ -67,7 +67,7 @@ class ClientBox:
         self._name = name
         self._random = random
         self._session: BoxSession | None = None
-        self._handshake: Handshake | None = None  # that has no reply yet
+        self._handshake: BoxHandshake | None = None  # that has no reply yet
         self.is_refused = False  # the broker has proven that it does not admit this key
         self.unopened = 0  # frames
         self.begin()
@@ -117,7 +117,7 @@ class ClientBox:
 
     def _renew(self) -> None:
         nonce, drawn = self._random(NONCE), KeyPair.of_secret(self._random(SECRET_BYTES))
-        self._handshake = Handshake.begun(self._pair, self._broker, self._name, nonce, drawn)
+        self._handshake = BoxHandshake.begun(self._pair, self._broker, self._name, nonce, drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class BrokerBox:
 
     def _reply(self, nonce: bytes, address: bytes, frame: bytes) -> Unboxed | None:
         """Return the reply to an opening, whose client is judged only once it has proven its key."""
-        handshake = Handshake.received(self._pair, self._name, frame)
+        handshake = BoxHandshake.received(self._pair, self._name, frame)
         if handshake is None:
             return None
         try:

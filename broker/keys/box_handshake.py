@@ -51,7 +51,7 @@ class BoxSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Handshake:
+class BoxHandshake:
     """Opening of a session, at either side.
 
     Attributes:
@@ -75,7 +75,7 @@ class Handshake:
     opening: bytes
 
     @classmethod
-    def begun(cls, pair: KeyPair, broker: PublicKey, name: str, nonce: bytes, drawn: KeyPair) -> "Handshake":
+    def begun(cls, pair: KeyPair, broker: PublicKey, name: str, nonce: bytes, drawn: KeyPair) -> "BoxHandshake":
         """Return a client's handshake, of its pair, and of one that is drawn for this session."""
         e, start = drawn.public.raw, start_of(FrameKind.OPENING, nonce)
         es, ss = _agreed(drawn, broker.raw), _agreed(pair, broker.raw)
@@ -84,7 +84,7 @@ class Handshake:
         return cls(pair, drawn, nonce, pair.public, broker, name, es + ss, start + e + hidden + proof)
 
     @classmethod
-    def received(cls, pair: KeyPair, name: str, frame: bytes) -> "Handshake | None":
+    def received(cls, pair: KeyPair, name: str, frame: bytes) -> "BoxHandshake | None":
         """Return the handshake of a frame at the broker; None if its client has not proven a key."""
         if len(frame) != START.size + 2 * PUBLIC_BYTES + 2 * TAG:
             return None
