@@ -81,7 +81,8 @@ class Plan(PlanTables):
         command line, and stages that may be cut as large as their worker's memory.
         """
         urls = {"queues.url": self.queues.url, "broker.url": self.broker.url, "broker.store": self.broker.store}
-        exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
+        reached = () if self.broker.has_keys else urls.items()
+        exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in reached if open_to_others(url))
         bare = (
             f'{key} = "{masked(url)}" {_bare(lacking)}'
             for key, url in urls.items()
@@ -90,6 +91,10 @@ class Plan(PlanTables):
         typed = (key for key, url in urls.items() if masked(url) != url and self.origins.get(key) == "--set")
         seen = (_SEEN.format(key=key, variable=f"STAGELINE_{key.replace('.', '__').upper()}") for key in typed)
         return (*exposed, *bare, *seen, *loose_stage_memory(self))
+
+    def at(self, broker: str) -> "Plan":
+        """Return the plan with another address of the broker."""
+        return self.model_copy(update={"broker": self.broker.model_copy(update={"url": broker})})
 
     def resolved(self, stages: int) -> "Plan":
         """Return the plan for a model that turned out to have `stages` stages.
