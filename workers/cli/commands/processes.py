@@ -147,10 +147,7 @@ def worker(
 
 def _entered(text: str, name: str, patience: float, *, insecure: bool) -> tuple[str, KeyPair | None]:
     """Return the address that `text` names, and the pair to dial it with; enrol first if it is a join line."""
-    from stageline.workers.process.entrance import SWITCHED_ON
-
-    if SWITCHED_ON:
-        demand_key(text, insecure=insecure)
+    demand_key(text, insecure=insecure)
     if is_join_line(text):
         say(f"stageline: enrols this machine with the broker at {shown(text)}, for {patience:g} s at most", err=True)
     return entered(text, os.environ, name, patience)

@@ -19,9 +19,12 @@ import torch
 import zmq
 
 from stageline.broker.errors import BrokerError
+from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.queues.secrets import PlacesAdmitted
 from stageline.broker.transports.base import backend_of, open_server
 from stageline.broker.transports.sockets.bind import listening
-from stageline.pipeline.addresses import masked
+from stageline.pipeline.addresses import masked, needs_keys, parted
 from stageline.pipeline.errors import DataError, ModelRefused
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.workers.disk.owned_folder import longest_socket_path
@@ -166,8 +169,9 @@ def _bound(url: str) -> str:
 
 
 def _free(url: str) -> str:
-    with closing(open_server(url)) as channel:
-        return masked(channel.endpoint)
+    keys = ServerKeys(KeyPair.generate(), PlacesAdmitted(frozenset())) if needs_keys(url) else None
+    with closing(open_server(url, keys)) as channel:
+        return masked(parted(channel.endpoint)[0])
 
 
 def _writable(folder: Path) -> str:
