@@ -1,7 +1,7 @@
 """Keys of the places: what each worker is told of them, and others for all once a machine must not take part.
 
-A new generation of keys is stored before a worker is told of it. Running workers are told their places again, and take
-over the keys that these bring; a worker that misses that asks again as soon as its connection is back.
+A new generation of keys is stored before a worker is told of it. Running workers are told their places again when they
+say Hello, and take over the keys that these bring.
 
 Reads `config`, `keys`. Writes `registry`.
 """
@@ -53,7 +53,7 @@ def endpoints(run: RunState) -> Endpoints:
 
 
 def rotate(run: RunState, now: float) -> None:
-    """Begin a new generation of keys, which is stored. The caller tells all workers: `registration.assign_again`."""
+    """Begin a new generation of keys, which is stored. Workers learn it with the answer to their next Hello."""
     run.registry.begin_generation(now)
     records.save(run)
 
