@@ -149,7 +149,7 @@ def _entered(text: str, name: str, patience: float, *, insecure: bool) -> tuple[
     """Return the address that `text` names, and the pair to dial it with; enrol first if it is a join line."""
     demand_key(text, insecure=insecure)
     if is_join_line(text):
-        say(f"stageline: enrols this machine with the broker at {shown(text)}, for {patience:g} s at most", err=True)
+        say(f"stageline: joins the broker at {shown(text)}, for {patience:g} s at most", err=True)
     return entered(text, os.environ, name, patience)
 
 
