@@ -26,23 +26,30 @@ def keys_of(run: RunState, index: int) -> PlaceKeys:
         return PlaceKeys()
     guard, generation = run.config.guard, run.registry.generation
     places = range(len(run.config.placement))
-    has_pairs = guard is QueueGuard.CONNECTIONS
+    has_pairs = guard is QueueGuard.CONNECTIONS or run.config.has_keys
     return PlaceKeys(
         index,
         tuple(b"" if other == index else run.keys.of_link(index, other, generation) for other in places),
         secret=run.keys.of_place(index, generation) if has_pairs else b"",
         public=tuple(_public(run, place).raw for place in places) if has_pairs else (),
-        salt=run.keys.salt if guard is QueueGuard.MESSAGES else b"",
+        salt=run.keys.salt if guard is QueueGuard.MESSAGES or run.config.has_keys else b"",
         generation=generation,
     )
 
 
 def endpoints(run: RunState) -> Endpoints:
-    """Return the addresses of every worker's queues, with their public keys if connections have keys."""
+    """Return the addresses of every worker's queues, with their public keys if connections have keys.
+
+    A worker has its queues where its own plan says, which may be another address than in the broker's plan.
+    """
     peers = run.registry.peers
-    if run.config.guard is not QueueGuard.CONNECTIONS or not run.keys.key:
+    all_keyed = run.config.guard is QueueGuard.CONNECTIONS
+    if not (all_keyed or run.config.has_keys) or not run.keys.key:
         return peers
-    return {index: (number, keyed(parted(at)[0], _public(run, index))) for index, (number, at) in peers.items()}
+    return {
+        index: (number, keyed(parted(at)[0], _public(run, index)) if all_keyed or parted(at)[1] else at)
+        for index, (number, at) in peers.items()
+    }
 
 
 def rotate(run: RunState, now: float) -> None:

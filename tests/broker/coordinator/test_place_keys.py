@@ -11,7 +11,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.revocation import shut_out
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.keys.access import Access
-from stageline.broker.keys.join_line import split_key
+from stageline.broker.keys.join_line import keyed, split_key
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.keys.register import EnrolledKey, KeyRecord, KeyRegister
 from support.conversation import PLAN, SNAPSHOTS, hello, name
@@ -91,6 +91,18 @@ def test_only_queues_that_others_reach_have_keys_and_none_where_they_would_be_to
     keys = Talk(replace(TERMS, queues=queues, access=Access(insecure=insecure))).join().keys(0)
     assert (bool(keys.secret), bool(keys.salt)) == (connections, messages)
     assert len(keys.links[1]) == 32
+
+
+def test_workers_of_a_broker_with_keys_have_keys_for_queues_at_addresses_that_the_brokers_plan_does_not_have() -> None:
+    """The command lines of workers on two machines had the address of the queues alone: they went in clear."""
+    talk = Talk(replace(TERMS, queues="shm://", access=Access(KeyRegister()))).join()
+    assert talk.keys(0).secret
+    assert talk.keys(0).salt  # for a server
+    assert talk.endpoints(1)[0] == "tcp://10.0.0.0:7000"  # of a worker whose sockets have no keys: others refuse it
+    own = KeyPair.of_secret(talk.keys(0).secret).public
+    said = hello(0, incarnation=1, endpoint=keyed("tcp://10.0.0.0:7001", own))
+    talk.note(talk.core.handle(name(0), said, 2.0))
+    assert talk.endpoints(1)[0] == keyed("tcp://10.0.0.0:7001", own)
 
 
 def test_a_replacement_has_the_keys_of_its_place() -> None:
