@@ -11,7 +11,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from statistics import median
 
-from benchmarks.measuring import redis_server
+from benchmarks.measuring import redis_server, relay
 from benchmarks.workload import MICROBATCHES, Timing, Workload
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.control.sqlite_store import SqliteStore
@@ -75,6 +75,17 @@ def train_over_redis(workload: Workload, *sets: str) -> Timing:
 def train_sealed(workload: Workload) -> Timing:
     """Over Redis, with sealed queues."""
     return train_over_redis(workload, "model.factory=sealed_workload.py:build")
+
+
+def train_keyed(workload: Workload) -> Timing:
+    """At addresses that other machines reach, so that connections between workers have keys."""
+    return train(workload, ["queues.url=tcp://0.0.0.0:0"])
+
+
+def train_relayed(workload: Workload) -> Timing:
+    """Through a relay that is started for this run alone."""
+    with relay.running() as url:
+        return train(workload, [f"queues.url={url}"])
 
 
 class _Peak:

@@ -36,7 +36,7 @@ from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.ledger.registry import Registry
 from stageline.pipeline.errors import ExitCode
 
-from . import queries, records, registration, reports, restart, shutdown, supervision
+from . import place_keys, queries, records, registration, reports, restart, shutdown, supervision
 from .ordering import Ordering
 from .queries import NO_KEYS
 from .run import Resumption, RunConfig, RunPhase
@@ -206,6 +206,7 @@ class Coordinator:
         """
         stored = store.load()
         self.run = records.restored(run, config, store, stored, now)
+        place_keys.catch_up(self.run, now)
         self.ordering = None if config.schedule_memory is None else Ordering()
         self.is_interrupted = False  # a person has stopped the run before its end
         self._authenticity = Authenticity(self.run.keys, self.run.registry, adopted=self.run.adopted)

@@ -45,10 +45,17 @@ def endpoints(run: RunState) -> Endpoints:
     return {index: (number, keyed(parted(at)[0], _public(run, index))) for index, (number, at) in peers.items()}
 
 
-def rotate(run: RunState) -> None:
+def rotate(run: RunState, now: float) -> None:
     """Begin a new generation of keys, which is stored. The caller tells all workers: `registration.assign_again`."""
-    run.registry.begin_generation()
+    run.registry.begin_generation(now)
     records.save(run)
+
+
+def catch_up(run: RunState, now: float) -> None:
+    """Begin a new generation if a former broker was killed after it had revoked a key, and before it had begun one."""
+    register = run.config.access.register
+    if register is not None and register.newest_revocation > run.registry.rekeyed:
+        rotate(run, now)
 
 
 def _public(run: RunState, index: int) -> PublicKey:

@@ -34,6 +34,6 @@ def shut_out(run: RunState, is_out: Callable[[bytes], bool], now: float) -> list
     for member in [each for each in run.registry.reachable() if each.sender and is_out(each.sender)]:
         if why := place_of(run, member.index).lose(WorkerLoss(member, REVOKED), now):
             run.fail(why, ExitCode.FAILED)
-    rotate(run)
+    rotate(run, now)
     assign_again(run)
     return list(run.outgoing)

@@ -3,20 +3,23 @@
 A client opens a session, and from then on both sides send sealed messages:
 
     client                               broker
-    OPENING  client's key, nonce, sealed  --->
-                  <---  WELCOME  nonce, sealed: token;  or REFUSED  nonce, sealed
-    MESSAGE  nonce, serial, sealed        <-->           or LOST  nonce: the broker does not know the session
+    OPENING  nonce, e, key, proof        --->
+                  <---  WELCOME  nonce, f, proof;  or REFUSED  nonce, proof
+    MESSAGE  nonce, serial, sealed       <-->            or LOST  nonce: the broker does not know the session
 
-Both ends agree on roots (X25519 of their keys, HKDF, RFC 5869) for the direction, both public keys and the name of the
-run. Each frame has 24 random bytes, the salt, from which its own key is derived (HKDF-Expand, AES-256-GCM). Associated
-data are all other bytes of the frame, and the session's token, which the broker draws and nobody else can read. So a
-frame opens once, between these keys, in this direction, in this session, under this name, and as it was sent: serials
-only rise. The client draws a new nonce for each opening, so that no earlier reply is one to it; who repeats an opening
-gets a reply that is of use to its client alone. Only keys that have proven themselves are put before the admission.
+The handshake has the pattern IK of the Noise protocol framework (revision 34, section 7.5): each side draws a pair for
+the session, e and f, and what they agree on comes of e and f and both lasting keys (X25519, HKDF, AES-256-GCM). So a
+client's key is hidden, and what has passed stays so when a lasting key becomes known later; and who knows a client's
+key cannot speak as the broker to it. The name of the run is part of all that is derived.
+
+A message has a key of its own, made of the session's root for its direction and of 24 random bytes, the salt. All other
+bytes of the frame are associated data. So a frame opens once, between these keys, in this direction, in this session,
+and as it was sent: serials only rise. Who repeats an opening gets the reply of before. Only keys that have proven
+themselves are put before the admission.
 
     frame     magic "SLBX" | kind, u8 | nonce, 16 bytes | rest
-    OPENING   public key, 32 bytes | salt | nothing, sealed
-    WELCOME   salt | token, sealed            REFUSED   salt | nothing, sealed            LOST   nothing
+    OPENING   e, 32 bytes | client's key, sealed | nothing, sealed
+    WELCOME   f, 32 bytes | nothing, sealed                      REFUSED   nothing, sealed            LOST   nothing
     MESSAGE   serial, u64 | salt | the message, sealed
 
 LOST alone is not proven; it makes a client open another session, and keep the old one until then.
@@ -26,62 +29,25 @@ import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import IntEnum
-from functools import lru_cache
 from typing import TypeAlias
 
-import msgspec
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
-
-from stageline.broker.errors import BadKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from .admission import Admission, NotReady
-from .pairs import PUBLIC_BYTES, KeyPair, PublicKey
+from .box_handshake import NONCE, START, TAG, BoxHandshake, BoxSession, FrameKind, opened, parts_of, sealed, start_of
+from .pairs import SECRET_BYTES, KeyPair, PublicKey
 
-NONCE = TOKEN = 16  # bytes
-SALT = 24  # random bytes of a frame
-TAG = 16  # bytes by which what is sealed is longer
+SALT = 24  # random bytes of a message's frame
 MOST_SESSIONS = 4096  # that a broker keeps; of more, those that were silent longest are lost
 
-BOX_MAGIC = b"SLBX"
-_START = struct.Struct(f">4sB{NONCE}s")
 _SERIAL = struct.Struct(">Q")
-_IV = bytes(12)  # each key seals one frame
 
-SURPLUS = _START.size + _SERIAL.size + SALT + TAG  # bytes by which a frame is longer than its message
+SURPLUS = START.size + _SERIAL.size + SALT + TAG  # bytes by which a frame is longer than its message
 
 RandomBytes: TypeAlias = Callable[[int], bytes]
 """Function that returns as many random bytes as it is asked for, `os.urandom`."""
-
-
-class _Kind(IntEnum):
-    OPENING = 1
-    WELCOME = 2
-    REFUSED = 3
-    LOST = 4
-    MESSAGE = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Roots:
-    """Keys of a client and a broker, from which those of their frames are derived."""
-
-    to_broker: bytes = field(repr=False)
-    to_client: bytes = field(repr=False)
-
-
-@dataclass(slots=True)
-class _Session:
-    """One side's knowledge of a session. Serials are those of the last message each way."""
-
-    nonce: bytes
-    token: bytes = field(repr=False)
-    said: int = 0
-    heard: int = 0
 
 
 class ClientBox:
@@ -96,12 +62,12 @@ class ClientBox:
             name: Name of the run, or of the broker, at both ends the same.
             random: Source of nonces and salts.
         """
-        self._public = pair.public.raw
-        self._roots = _agreed(pair, broker, pair.public, broker, name)
+        self._pair = pair
+        self._broker = broker
+        self._name = name
         self._random = random
-        self._session: _Session | None = None
-        self._nonce = b""  # of the opening that has no reply yet
-        self._opening = b""
+        self._session: BoxSession | None = None
+        self._handshake: BoxHandshake | None = None  # that has no reply yet
         self.is_refused = False  # the broker has proven that it does not admit this key
         self.unopened = 0  # frames
         self.begin()
@@ -114,7 +80,7 @@ class ClientBox:
     @property
     def opening(self) -> bytes:
         """The frame to send, again and again until a reply to it arrives; b"" while no session is to be opened."""
-        return self._opening
+        return b"" if self._handshake is None else self._handshake.opening
 
     def begin(self) -> None:
         """Forget the session, and open another one."""
@@ -125,37 +91,33 @@ class ClientBox:
         """Return the frame of a message to the broker. Raises `ValueError` unless `is_open`."""
         if self._session is None:
             raise ValueError("there is no session with the broker")
-        return _sealed_message(self._session, self._roots.to_broker, self._random, message)
+        return _sealed_message(self._session, self._session.to_broker, self._random, message)
 
     def open(self, frame: bytes) -> bytes | None:
         """Return the message from the broker in `frame`; None if it has none, or is not opened, which is counted."""
-        kind, nonce, rest = _parts(frame)
-        session = self._session
+        kind, nonce, rest = parts_of(frame)
+        session, handshake = self._session, self._handshake
         match kind:
-            case _Kind.MESSAGE if session is not None and nonce == session.nonce:
-                if (message := _opened_message(session, self._roots.to_client, frame)) is not None:
+            case FrameKind.MESSAGE if session is not None and nonce == session.nonce:
+                if (message := _opened_message(session, session.to_client, frame)) is not None:
                     return message
-            case _Kind.LOST if session is not None and nonce == session.nonce and not rest:
-                if not self._opening:
+            case FrameKind.LOST if session is not None and nonce == session.nonce and not rest:
+                if handshake is None:
                     self._renew()
                 return None
-            case _Kind.WELCOME | _Kind.REFUSED if nonce == self._nonce and self._opening:
-                if (content := _opened(self._roots.to_client, frame, _START.size)) is not None:
-                    self._reply(kind, content)
+            case FrameKind.WELCOME if handshake is not None and nonce == handshake.nonce:
+                if (welcomed := handshake.welcomed(frame)) is not None:
+                    self._session, self._handshake, self.is_refused = welcomed, None, False
                     return None
+            case FrameKind.REFUSED if handshake is not None and frame == handshake.refusal:
+                self._session, self._handshake, self.is_refused = None, None, True
+                return None
         self.unopened += 1
         return None
 
     def _renew(self) -> None:
-        self._nonce = self._random(NONCE)
-        start = _start(_Kind.OPENING, self._nonce) + self._public
-        self._opening = _sealed(self._roots.to_broker, start, self._random(SALT))
-
-    def _reply(self, kind: int, content: bytes) -> None:
-        """Take the reply to the opening."""
-        self._opening = b""
-        self.is_refused = kind == _Kind.REFUSED
-        self._session = None if self.is_refused else _Session(self._nonce, content)
+        nonce, drawn = self._random(NONCE), KeyPair.of_secret(self._random(SECRET_BYTES))
+        self._handshake = BoxHandshake.begun(self._pair, self._broker, self._name, nonce, drawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +140,10 @@ class _Client:
     """Session of a broker with a client, with the address at which it was heard last."""
 
     public: PublicKey
-    roots: _Roots
-    session: _Session
+    session: BoxSession
     address: bytes
+    opening: bytes
+    welcome: bytes
 
 
 class BrokerBox:
@@ -195,10 +158,11 @@ class BrokerBox:
             name: Name of the run, or of the broker, at both ends the same.
             random: Source of tokens and salts.
         """
+        self._pair = pair
         self._admission = admission
+        self._name = name
         self._random = random
         self._clients: OrderedDict[bytes, _Client] = OrderedDict()  # by nonce; who was silent longest is the first
-        self._roots_of = lru_cache(MOST_SESSIONS)(lambda public: _agreed(pair, public, public, pair.public, name))
 
     def open(self, address: bytes, frame: bytes) -> Unboxed | None:
         """Return the content of a frame; None for one that is not opened.
@@ -207,13 +171,13 @@ class BrokerBox:
             address: Where the frame says that it comes from.
             frame: Bytes received.
         """
-        kind, nonce, _ = _parts(frame)
+        kind, nonce, _ = parts_of(frame)
         match kind:
-            case _Kind.MESSAGE if nonce in self._clients:
+            case FrameKind.MESSAGE if nonce in self._clients:
                 return self._message(self._clients[nonce], address, frame)
-            case _Kind.MESSAGE if len(frame) >= SURPLUS:
-                return Unboxed(answer=_start(_Kind.LOST, nonce))
-            case _Kind.OPENING:
+            case FrameKind.MESSAGE if len(frame) >= SURPLUS:
+                return Unboxed(answer=start_of(FrameKind.LOST, nonce))
+            case FrameKind.OPENING:
                 return self._reply(nonce, address, frame)
         return None
 
@@ -221,7 +185,7 @@ class BrokerBox:
         """Return the address of a client and the frame of a message to it; None if it has no session any more."""
         if (client := self._clients.get(sender)) is None:
             return None
-        return client.address, _sealed_message(client.session, client.roots.to_client, self._random, message)
+        return client.address, _sealed_message(client.session, client.session.to_client, self._random, message)
 
     def key_of(self, sender: bytes) -> str:
         """Return the text of the key of a session; "" if it is lost."""
@@ -236,7 +200,7 @@ class BrokerBox:
         self._clients.clear()
 
     def _message(self, client: _Client, address: bytes, frame: bytes) -> Unboxed | None:
-        message = _opened_message(client.session, client.roots.to_broker, frame)
+        message = _opened_message(client.session, client.session.to_broker, frame)
         if message is None:
             return None
         client.address = address
@@ -245,96 +209,43 @@ class BrokerBox:
 
     def _reply(self, nonce: bytes, address: bytes, frame: bytes) -> Unboxed | None:
         """Return the reply to an opening, whose client is judged only once it has proven its key."""
-        public = _opener(frame)
-        if public is None:
-            return None
-        roots = self._roots_of(public)
-        if _opened(roots.to_broker, frame, _START.size + PUBLIC_BYTES) is None:
+        handshake = BoxHandshake.received(self._pair, self._name, frame)
+        if handshake is None:
             return None
         try:
-            is_admitted = self._admission.admits(public)
+            is_admitted = self._admission.admits(handshake.client)
         except NotReady:
             return Unboxed()  # the client repeats its opening
         if not is_admitted:
-            return Unboxed(answer=_sealed(roots.to_client, _start(_Kind.REFUSED, nonce), self._random(SALT)))
+            return Unboxed(answer=handshake.refusal)
         client = self._clients.get(nonce)
         if client is None:
-            client = self._clients[nonce] = _Client(public, roots, _Session(nonce, self._random(TOKEN)), address)
+            session, welcome = handshake.answered(KeyPair.of_secret(self._random(SECRET_BYTES)))
+            client = self._clients[nonce] = _Client(handshake.client, session, address, frame, welcome)
             if len(self._clients) > MOST_SESSIONS:
                 self._clients.popitem(last=False)
-        if client.public != public:
-            return None
-        start, salt = _start(_Kind.WELCOME, nonce), self._random(SALT)
-        return Unboxed(answer=_sealed(roots.to_client, start, salt, client.session.token))
+        return Unboxed(answer=client.welcome) if client.opening == frame else None
 
 
-def _agreed(pair: KeyPair, peer: PublicKey, client: PublicKey, broker: PublicKey, name: str) -> _Roots:
-    """Return the roots that the owners of both keys can make. Raises `ValueError` for a peer's key that is none."""
-    shared = X25519PrivateKey.from_private_bytes(pair.secret).exchange(X25519PublicKey.from_public_bytes(peer.raw))
-
-    def root(direction: str) -> bytes:
-        context = msgspec.msgpack.encode(("stageline box", 1, direction, client.raw, broker.raw, name))
-        return HKDF(SHA256(), 32, None, context).derive(shared)
-
-    return _Roots(root("to broker"), root("to client"))
-
-
-def _opener(frame: bytes) -> PublicKey | None:
-    """Return the key in an opening; None if it has another length, or a key that no secret leads to."""
-    if len(frame) != _START.size + PUBLIC_BYTES + SALT + TAG:
-        return None
-    try:
-        return PublicKey.parse(PublicKey(frame[_START.size : _START.size + PUBLIC_BYTES]).text)
-    except BadKey:
-        return None
-
-
-def _start(kind: _Kind, nonce: bytes) -> bytes:
-    return _START.pack(BOX_MAGIC, kind, nonce)
-
-
-def _parts(frame: bytes) -> tuple[int, bytes, bytes]:
-    """Return the kind, the nonce and the rest of a frame; kind 0 for what is none."""
-    if len(frame) < _START.size or not frame.startswith(BOX_MAGIC):
-        return 0, b"", b""
-    _, kind, nonce = _START.unpack_from(frame)
-    return kind, nonce, frame[_START.size :]
-
-
-def _cipher(root: bytes, salt: bytes) -> AESGCM:
-    return AESGCM(HKDFExpand(SHA256(), 32, salt).derive(root))
-
-
-def _sealed(root: bytes, start: bytes, salt: bytes, content: bytes = b"", token: bytes = b"") -> bytes:
-    """Return a frame: the start, the salt, and the content, sealed."""
-    return start + salt + _cipher(root, salt).encrypt(_IV, content, start + token)
-
-
-def _opened(root: bytes, frame: bytes, start: int, token: bytes = b"") -> bytes | None:
-    """Return the content of a frame whose salt begins at the byte `start`; None if this root did not seal it."""
-    salt = frame[start : start + SALT]
-    if len(frame) < start + SALT + TAG:
-        return None
-    try:
-        return _cipher(root, salt).decrypt(_IV, frame[start + SALT :], frame[:start] + token)
-    except InvalidTag:
-        return None
-
-
-def _sealed_message(session: _Session, root: bytes, random: RandomBytes, message: bytes) -> bytes:
+def _sealed_message(session: BoxSession, root: bytes, random: RandomBytes, message: bytes) -> bytes:
     session.said += 1
-    start = _start(_Kind.MESSAGE, session.nonce) + _SERIAL.pack(session.said)
-    return _sealed(root, start, random(SALT), message, session.token)
+    salt = random(SALT)
+    start = start_of(FrameKind.MESSAGE, session.nonce) + _SERIAL.pack(session.said) + salt
+    return start + sealed(HKDFExpand(SHA256(), 32, salt).derive(root), start, message)
 
 
-def _opened_message(session: _Session, root: bytes, frame: bytes) -> bytes | None:
+def _opened_message(session: BoxSession, root: bytes, frame: bytes) -> bytes | None:
     """Return the message in a frame of a session; None if it has come before, or this root did not seal it."""
     if len(frame) < SURPLUS:
         return None
-    serial = _SERIAL.unpack_from(frame, _START.size)[0]
+    serial = _SERIAL.unpack_from(frame, START.size)[0]
     if serial <= session.heard:
         return None
-    message = _opened(root, frame, _START.size + _SERIAL.size, session.token)
-    if message is not None:
-        session.heard = serial
+    end = SURPLUS - TAG
+    key = HKDFExpand(SHA256(), 32, frame[end - SALT : end]).derive(root)
+    try:
+        message = opened(key, frame[:end], frame[end:])
+    except InvalidTag:
+        return None
+    session.heard = serial
     return message

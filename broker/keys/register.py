@@ -219,6 +219,11 @@ class KeyRegister:
             self.record = msgspec.structs.replace(self.record, standing=serials, serials=serials + 1)
         return True
 
+    @property
+    def newest_revocation(self) -> float:
+        """Time from which on the key that was revoked last is refused; 0 if none was."""
+        return max((each.revoked or 0.0 for each in self.record.keys), default=0.0)
+
     def enrolled(self, text: str) -> EnrolledKey | None:
         """Return the key with this text, also one that was revoked; None if it has not enrolled."""
         return next((each for each in self.record.keys if each.key == text), None)

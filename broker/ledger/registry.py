@@ -73,6 +73,7 @@ class Registry:
     recorded: int = 0  # the highest incarnation in the records that were restored
     since: int = 0  # no worker of this incarnation or an older one still runs: the run was restarted as a whole
     generation: int = 0  # of the places' keys
+    rekeyed: float = 0.0  # when the present generation began because a machine must not take part any more
     announced: tuple[int, dict[int, tuple[int, str]]] = (0, {})  # generation, peers, as all workers were told last
 
     @property
@@ -103,9 +104,10 @@ class Registry:
         before, self.announced = self.announced, (self.generation, self.peers)
         return self.announced != before
 
-    def begin_generation(self) -> None:
-        """Give all places other keys from now on."""
+    def begin_generation(self, now: float) -> None:
+        """Give all places other keys from `now` on."""
         self.generation += 1
+        self.rekeyed = now
 
     def register(
         self,
@@ -199,14 +201,16 @@ class Registry:
     def facts(self) -> dict[str, object]:
         """Return what is stored for `restore`, as JSON's own types."""
         kept = [{name: getattr(member, name) for name in _STORED} for member in self._in_order()]
-        counts = {"incarnation": self.incarnation, "since": self.since, "generation": self.generation}
-        return {**counts, "begun": self.begun, "members": kept}
+        counts = {"incarnation": self.incarnation, "since": self.since}
+        keys = {"generation": self.generation, "rekeyed": self.rekeyed}
+        return {**counts, **keys, "begun": self.begun, "members": kept}
 
     def restore(self, facts: Mapping[str, object], now: float) -> None:
         """Take over a former broker's workers under their incarnations; each has a lease from `now` on to reconnect."""
         self.recorded = self.incarnation = msgspec.convert(facts["incarnation"], int)
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.generation = msgspec.convert(facts.get("generation", 0), int)
+        self.rekeyed = msgspec.convert(facts.get("rekeyed", 0.0), float)
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
             index = kept["index"]

@@ -29,9 +29,13 @@ _EXPOSED = (
     "the run. Use 127.0.0.1, or an address inside a tunnel (WireGuard, ssh)."
 )
 _BARE = (
-    "names a server on the network, without {lacking}: anyone who {who} can read and change the run. Use rediss:// and "
-    "a password, or an address inside a tunnel (WireGuard, ssh)."
+    "names a server on the network, without {lacking}: anyone who {who} can {what}. Use rediss:// and a password, or "
+    "an address inside a tunnel (WireGuard, ssh)."
 )
+_WHAT = {
+    False: "hold up the run or end it, though what passes is sealed and cannot be read or changed",
+    True: "read and change the run",
+}
 _WHO = {"a password": "can reach it", "TLS": "sees the traffic to it"}
 _SEEN = (
     "{key} was given with a password on the command line, where every user of this machine can read it (ps). Leave "
@@ -81,15 +85,20 @@ class Plan(PlanTables):
         command line, and stages that may be cut as large as their worker's memory.
         """
         urls = {"queues.url": self.queues.url, "broker.url": self.broker.url, "broker.store": self.broker.store}
-        exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in urls.items() if open_to_others(url))
+        reached = () if self.broker.has_keys else urls.items()
+        exposed = (f'{key} = "{masked(url)}" {_EXPOSED}' for key, url in reached if open_to_others(url))
         bare = (
-            f'{key} = "{masked(url)}" {_bare(lacking)}'
+            f'{key} = "{masked(url)}" {_bare(lacking, _WHAT[self.broker.insecure])}'
             for key, url in urls.items()
             if (lacking := lacking_protection(url))
         )
         typed = (key for key, url in urls.items() if masked(url) != url and self.origins.get(key) == "--set")
         seen = (_SEEN.format(key=key, variable=f"STAGELINE_{key.replace('.', '__').upper()}") for key in typed)
         return (*exposed, *bare, *seen, *loose_stage_memory(self))
+
+    def at(self, broker: str) -> "Plan":
+        """Return the plan with another address of the broker."""
+        return self.model_copy(update={"broker": self.broker.model_copy(update={"url": broker})})
 
     def resolved(self, stages: int) -> "Plan":
         """Return the plan for a model that turned out to have `stages` stages.
@@ -210,8 +219,9 @@ class Plan(PlanTables):
         return self.places[key] if key else str(self.file or "")
 
 
-def _bare(lacking: Sequence[str]) -> str:
-    return _BARE.format(lacking=" and without ".join(lacking), who=" or ".join(_WHO[each] for each in lacking))
+def _bare(lacking: Sequence[str], what: str) -> str:
+    who = " or ".join(_WHO[each] for each in lacking)
+    return _BARE.format(lacking=" and without ".join(lacking), who=who, what=what)
 
 
 PREFIX = "STAGELINE_"

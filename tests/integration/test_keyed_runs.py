@@ -1,5 +1,6 @@
 """Whole runs whose queues other machines can reach: a place's keys are its own, and a stranger gets nothing."""
 
+import socket
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from stageline.pipeline.addresses import parted
 from stageline.pipeline.program import Queue
 from support.byte_tap import ByteTap, recorded
 from support.fork_server import ForkServer
-from support.hostile import HostileClient, frame
+from support.hostile import GREETING, frame
 from support.keyed import STRANGER, Admitted
 from support.redis_server import RedisServer
 from support.whole_run import WholeRun, expected, plan_in
@@ -55,8 +56,8 @@ def test_a_stranger_at_the_port_of_a_queue_takes_nothing_and_disturbs_nothing(
             stranger.inbound(FORWARD).rewind(0)
             assert stranger.inbound(FORWARD).take(1.0) is None
         for _ in range(10):
-            with HostileClient(parted(keyed)[0]) as client:
-                client.send(frame(pack(wanted)))
+            with socket.create_connection(("127.0.0.1", int(parted(keyed)[0].rpartition(":")[2]))) as client:
+                client.sendall(GREETING + frame(pack(wanted)))
     assert going.digest() == expected(40)
     assert going.end()["facts"]["restarts"] == 0
 

@@ -92,6 +92,7 @@ class Workspace:
 
     def __init__(self, folder: Path, fork_server: ForkServer) -> None:
         self.folder = folder
+        self.key = folder / ".keys" / "own.key"  # as if it were a machine of its own
         self._fork_server = fork_server
         self._started: list[Command] = []
         for name, text in (("stageline.toml", PLAN), ("model.py", MODEL), ("data.py", DATA)):
@@ -116,7 +117,8 @@ class Workspace:
 
     def start(self, *arguments: str, cold: bool = False, **environment: str) -> Command:
         """A command in a process of its own, forked, or `cold`: with its own interpreter, which imports torch."""
-        complete = {**os.environ, "TMPDIR": str(self.temporary), **environment}
+        own = {"TMPDIR": str(self.temporary), "STAGELINE_KEY_FILE": str(self.key)}
+        complete = {**os.environ, **own, **environment}
         started = self._start_cold(arguments, complete) if cold else self._fork(arguments, complete)
         self._started.append(started)
         return started
@@ -129,7 +131,8 @@ class Workspace:
 
     def here(self, *arguments: str) -> int:
         """Runs a command in this process, in the folder of the workspace; returns its exit code."""
-        with contextlib.chdir(self.folder), self.forking():
+        key = patch.dict(os.environ, STAGELINE_KEY_FILE=str(self.key))
+        with contextlib.chdir(self.folder), self.forking(), key:
             try:
                 return run(arguments)
             finally:
@@ -221,6 +224,19 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def own_address() -> str:
+    """An address of this machine that is none of its loopback, if it has one."""
+    import socket
+
+    with socket.socket(type=socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
 
 
 def lines(text: str) -> Iterator[str]:

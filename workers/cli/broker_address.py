@@ -65,22 +65,23 @@ def given(value: str | None) -> str:
 
     Raises:
         BadJoinLine: A join line is wrong.
-        click.BadParameter: An address is wrong, or the file cannot be read.
+        click.UsageError: An address is wrong, or the file cannot be read.
     """
     kept = os.environ.pop(JOIN, "").strip()
     text = _read(value) if value else kept
     if is_join_line(text):
         JoinLine.parse(text)
     elif text:
-        _demand_address(text, dials=True)
+        _demand_address(text, dials=True, hint=f"'{value or JOIN}'")
     return text
 
 
-def _demand_address(text: str, *, dials: bool) -> None:
+def _demand_address(text: str, *, dials: bool, hint: str | None = None) -> None:
     if fault := _fault(text, dials=dials):
         raise click.BadParameter(
             f"{masked(text)!r} is not an address of a broker: {fault}; "
-            f"write {' or '.join(addresses.broker_schemes().values())}"
+            f"write {' or '.join(addresses.broker_schemes().values())}",
+            param_hint=hint,
         )
 
 
@@ -96,9 +97,9 @@ def _read(value: str) -> str:
     try:
         text = sys.stdin.readline(LONGEST) if value == "-" else Path(value[1:]).expanduser().read_text()[:LONGEST]
     except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{value}: {getattr(error, 'strerror', 'it is not UTF-8')}") from error
+        raise click.UsageError(f"{value}: {getattr(error, 'strerror', 'it is not UTF-8')}") from error
     if not text.strip():
-        raise click.BadParameter(f"{value}: nothing is in it; put the line there that the broker printed")
+        raise click.UsageError(f"{value}: nothing is in it; put the line there that the broker printed")
     return text.strip()
 
 

@@ -139,15 +139,17 @@ def require_existence(where: str) -> None:
         raise CommandFailed(f"{where} does not exist: name the folder of a run, or a plan", ExitCode.REFUSED)
 
 
-def plan_of(config: str, sets: Sequence[str]) -> "plans.Plan":
+def plan_of(config: str, sets: Sequence[str], broker: str = "") -> "plans.Plan":
     """Return the plan that the command line and the environment name; warnings go to stderr.
 
-    `script:plan` is the plan of the script that this process was forked from.
+    `script:plan` is the plan of the script that this process was forked from. The address in an option overrules
+    that of the `broker` in the plan.
     """
     if is_of_script(config):
         return cast("plans.Plan", script_object(config, "CONFIG"))
     with user_prints_to_stderr():  # a function may list its schedule
         plan = read_plan(config, sets=sets, environment=os.environ)
+    plan = plan.at(broker) if broker else plan
     warn(plan.warnings)
     return plan
 

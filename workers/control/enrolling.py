@@ -37,6 +37,14 @@ def is_join_line(text: str) -> bool:
     return "#" in text and not transport_of(text).has_server  # at a server, a name may stand there
 
 
+def address_of(text: str) -> str:
+    """Return the address in an address or a sound join line, with the key of the broker."""
+    if not is_join_line(text):
+        return text
+    line = JoinLine.parse(text)
+    return keyed(line.address, line.broker)
+
+
 def demand_key(text: str, *, insecure: bool) -> None:
     """Raise `KeyMissing` for an address beyond this machine without a key, unless the run is `insecure`."""
     if not (insecure or is_join_line(text) or parted(text)[1]) and needs_keys(text):
@@ -63,8 +71,7 @@ def entered(text: str, environment: Mapping[str, str], name: str, patience: floa
     """
     if not is_join_line(text):
         return text, pair_towards(text, environment)
-    line = JoinLine.parse(text)
-    address = keyed(line.address, line.broker)
+    line, address = JoinLine.parse(text), address_of(text)
     pair = pair_towards(address, environment)
     own = own_pair(environment)
     if pair == own:  # else this user may give the broker orders

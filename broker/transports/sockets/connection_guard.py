@@ -95,6 +95,7 @@ class ConnectionGuard:
             surplus: Bytes that each frame is longer on its way, because it is encrypted.
         """
         self._largest = largest
+        self._keyed = surplus > 0
         self._long = _LONG - surplus
         self._short_head, self._long_head = _SHORT_HEAD + surplus, _LONG_HEAD + surplus
         self._socket = socket
@@ -253,7 +254,8 @@ class ConnectionGuard:
         if limit.allows(monotonic()):
             more = limit.take_withheld()
             others = {"others": more} if more else {}  # closed since the last line, and not named
-            log.warning("a connection was closed", reason=reason, peer=peer, **others)
+            tell = log.debug if reason is _ENDED and self._keyed else log.warning  # who knocks is told with its key
+            tell("a connection was closed", reason=reason, peer=peer, **others)
 
     @contextmanager
     def _probing(self, source: int, inode: int | None = None) -> Iterator[sockets.socket]:

@@ -4,11 +4,12 @@ A process is met there under the public key of its broker or of its queues, whic
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stageline.broker.control.channel import ClientChannel, Envelope, Received, ServerChannel
-from stageline.broker.errors import AddressUnusable, BadKey, BrokerError
+from stageline.broker.errors import AddressUnusable, BadKey
 from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.join_line import keyed, split_key
 from stageline.broker.keys.pairs import KeyPair
@@ -61,12 +62,12 @@ class RelayBackend(Backend):
         address, key = key_expected(url, pair)
         if pair is None or key is None:
             raise AddressUnusable(f"cannot use {masked(url)}: it does not end with the key of the broker, #k1.<key>")
-        link = RelayLink(_address(address), pair)
-        try:
-            return RelayClientChannel(link, ZeroMQClientChannel(link.dial(key), client_of(pair, key), keeps=keeps))
-        except BrokerError:
-            link.close()
-            raise
+        with ExitStack() as opened:
+            link = RelayLink(_address(address), pair)
+            opened.callback(link.close)
+            channel = ZeroMQClientChannel(link.dial(key), client_of(pair, key), keeps=keeps)
+            opened.pop_all()
+        return RelayClientChannel(link, channel)
 
     def open_server(self, url: str, keys: ServerKeys | None = None) -> ServerChannel:
         """Return the channel of a broker at the relay `url`, as `Backend.open_server`."""
@@ -78,24 +79,22 @@ class RelayBackend(Backend):
         address = _address(place)
         if keys is None:
             raise AddressUnusable(f"cannot listen at {masked(url)}: a broker at a relay needs keys, and has none")
-        channel, link = ZeroMQServerChannel(LOCAL, server_of(keys)), RelayLink(address, keys.pair)
-        try:
+        with ExitStack() as opened:
+            link = RelayLink(address, keys.pair)
+            opened.callback(link.close)
+            channel = ZeroMQServerChannel(LOCAL, server_of(keys))
+            opened.callback(channel.close)
             link.listen(port_of(channel.endpoint), 0).result()
-        except BrokerError:
-            channel.close()
-            link.close()
-            raise
+            opened.pop_all()
         return RelayServerChannel(link, channel, keyed(address.url, keys.pair.public))
 
     def check_server(self, url: str) -> str:
         """Return a sentence about the relay at `url`. Raises `AddressUnusable` if it cannot be reached or refuses."""
         from .relay_link import RelayLink
 
-        link = RelayLink(address := _address(url), KeyPair.generate())
-        try:
+        address = _address(url)
+        with closing(RelayLink(address, KeyPair.generate())) as link:
             link.listen(0, 0).result()
-        finally:
-            link.close()
         return f"the relay {address.place} is there"
 
 

@@ -36,7 +36,7 @@ from .relay_handshake import (
 from .relay_splice import exactly, splice, tune
 
 PATIENCE = 10.0  # seconds in which the relay answers
-SILENCE = 30.0  # seconds after which a relay that sends nothing is gone
+SILENCE = 5.0  # seconds after which a relay that sends nothing is gone
 RETRY = 0.25  # seconds between two attempts
 TAKEN = 5.0  # seconds before a listener tries again whose place a newer process has
 WAITING = 30.0  # seconds that a socket of this process waits for a peer before it has to dial again

@@ -45,7 +45,7 @@ STRANGERS = 128  # connections at a time that have not proven one; the oldest of
 PAIRS = 256  # connections at a time of one key that dials, and of one that listens four times as many
 OFFERED = 5.0  # seconds in which a listener must take a dialler
 ANSWER = 3.0  # seconds in which a listener answers when another one wants its place
-PING, SILENCE = 10.0, 30.0  # seconds between two signs of life; after which a listener without any is gone
+PING, SILENCE = 1.0, 30.0  # seconds between two signs of life; after which a listener without any is gone
 LOGGED = 5  # refusals logged in a second; the others are counted
 _SPARE = 64  # descriptors that are left for other things
 

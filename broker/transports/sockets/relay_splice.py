@@ -15,7 +15,7 @@ _OPTIONS = {
     "TCP_KEEPIDLE": 10,  # seconds; also what keeps a router's entry for the connection
     "TCP_KEEPINTVL": 5,
     "TCP_KEEPCNT": 4,
-    "TCP_USER_TIMEOUT": 30_000,  # ms that sent bytes may stay unconfirmed
+    "TCP_USER_TIMEOUT": 120_000,  # ms that bytes may stay unconfirmed, or wait for a peer that reads nothing
 }
 
 

@@ -13,6 +13,7 @@ from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.keys.access import Access
 from stageline.broker.keys.join_line import split_key
 from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.keys.register import EnrolledKey, KeyRecord, KeyRegister
 from support.conversation import PLAN, SNAPSHOTS, hello, name
 
 OPEN = "tcp://0.0.0.0:0"
@@ -23,9 +24,11 @@ KEY = b"k" * 32
 class Talk:
     """Workers 0 and 1 that have joined, and what each was told."""
 
-    def __init__(self, terms: RunConfig = TERMS, store: MemoryStore | None = None, key: bytes = KEY) -> None:
+    def __init__(
+        self, terms: RunConfig = TERMS, store: MemoryStore | None = None, key: bytes = KEY, now: float = 0.0
+    ) -> None:
         self.store = store or MemoryStore()
-        self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1", key), 0.0)
+        self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1", key), now)
         self.told: dict[bytes, list[FromBroker]] = {name(0): [], name(1): []}
 
     def join(self) -> "Talk":
@@ -89,7 +92,7 @@ def test_only_queues_that_others_reach_have_keys_and_none_where_they_would_be_to
 def test_a_replacement_has_the_keys_of_its_place() -> None:
     talk = Talk().join()
     before = talk.keys(1)
-    for tenths in range(10, 130):  # worker 1 is silent for a lease
+    for tenths in range(20, 130):  # worker 1 is silent for a lease
         talk.core.tick(tenths / 10)
     talk.note(talk.core.handle(b"another", hello(1), 13.0))
     (assigned,) = [message for message in talk.told[b"another"] if isinstance(message, Assigned)]
@@ -119,6 +122,16 @@ def test_a_broker_that_is_started_again_goes_on_with_the_newest_keys() -> None:
     again = Talk(store=talk.store, key=b"another")
     again.note(again.core.handle(name(0), hello(0, incarnation=1, endpoint="tcp://10.0.0.0:7000"), 3.0))
     assert again.keys(0) == talk.keys(0)
+
+
+def test_a_broker_that_was_killed_right_after_it_had_revoked_a_key_is_followed_by_one_that_gives_others() -> None:
+    talk = Talk().join()
+    revoked = EnrolledKey(KeyPair.of_secret(b"s" * 32).public.text, 0.5, revoked=1.5)
+    terms = replace(TERMS, access=Access(KeyRegister(KeyRecord(keys=(revoked,)))))
+    for _ in range(2):  # once
+        again = Talk(terms, talk.store, now=2.0)
+        again.note(again.core.handle(name(0), hello(0, incarnation=1, endpoint="tcp://10.0.0.0:7000"), 3.0))
+        assert again.keys(0).generation == 1
 
 
 def test_a_run_that_cannot_replace_the_worker_ends_by_name() -> None:

@@ -58,6 +58,7 @@ def test_nothing_readable_is_in_a_frame_and_no_two_are_alike() -> None:
     frames = [here.seal(b"digits on host desk") for _ in range(2)]
     frames += [answer(there, sender, b"digits on host desk") for _ in range(2)]
     assert len({frame[29:] for frame in frames}) == 4
+    assert WORKER.public.raw not in here.opening + client().opening
     assert all(b"desk" not in frame and len(frame) == len(b"digits on host desk") + box.SURPLUS for frame in frames)
 
 
@@ -115,6 +116,25 @@ def test_a_recorded_session_opens_nothing_at_a_broker_of_the_same_key_that_was_s
     assert not other.is_open
 
 
+def test_who_has_recorded_a_session_and_gets_the_lasting_secrets_later_reads_nothing_of_it() -> None:
+    """Both sides forget what they have drawn for it."""
+    there = broker()
+    here, sender = joined(there)
+    recorded = here.opening, here.seal(b"step 3"), answer(there, sender, b"stop")
+    thief_there, thief_here = broker(), client()
+    thief_here.open(unboxed(thief_there, thief_here.opening).answer)
+    found = [thief_there.open(PLACE, frame) for frame in recorded[1:]]
+    assert not any(each is not None and each.message for each in found)
+    assert thief_here.open(recorded[2]) is None
+
+
+def test_who_has_a_clients_secret_cannot_speak_to_it_as_the_broker() -> None:
+    """It can make what the two lasting keys agree on, and not what the client has drawn."""
+    here = client()
+    thief = broker(pair=KeyPair(BROKER.public, WORKER.secret))
+    assert thief.open(PLACE, here.opening) is None
+
+
 def test_an_opening_that_is_repeated_is_answered_and_its_session_goes_on() -> None:
     there, here = broker(), client()
     opening = here.opening
@@ -162,7 +182,7 @@ class Unwelcoming:
 def test_a_key_that_is_not_admitted_is_noted_once_it_is_proven_and_told_so() -> None:
     noted = Unwelcoming()
     there, here = BrokerBox(BROKER, noted, "run", os.urandom), client()
-    borrowed = here.opening[:21] + STRANGER.public.raw + here.opening[53:]  # another's key, without its secret
+    borrowed = client(KeyPair(STRANGER.public, WORKER.secret)).opening  # another's key, without its secret
     assert there.open(PLACE, borrowed) is None
     assert noted.asked == []
     refused = unboxed(there, here.opening).answer

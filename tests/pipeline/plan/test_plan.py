@@ -53,9 +53,12 @@ def test_a_schedule_that_does_not_fit_the_model_is_refused_once_it_is_known() ->
 
 
 @pytest.mark.parametrize("url", ["tcp://0.0.0.0:5600", "tcp://*:5600", "tcp://broker.example:5600", "tcp://[::]:5600"])
-def test_an_address_that_others_can_reach_gives_a_warning(url: str) -> None:
-    (warning,) = plan(broker__url=url).warnings
+def test_an_address_that_others_can_reach_gives_a_warning_if_its_keys_are_renounced(url: str) -> None:
+    (warning,) = plan(broker__url=url, broker__insecure=True).warnings
     assert f'broker.url = "{url}" can be reached from other machines' in warning
+    assert plan(broker__url=url, queues__url="tcp://0.0.0.0:0").warnings == ()
+    (of_queues,) = plan(queues__url=url).warnings
+    assert f'queues.url = "{url}" can be reached from other machines' in of_queues
 
 
 @pytest.mark.parametrize("key", ["queues.url", "broker.url", "broker.store"])

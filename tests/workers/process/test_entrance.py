@@ -21,7 +21,6 @@ BEYOND, HERE = "tcp://0.0.0.0:7000", "tcp://127.0.0.1:7000"
 
 @pytest.fixture(autouse=True)
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeyPair:
-    monkeypatch.setattr(module, "SWITCHED_ON", True)
     monkeypatch.setenv("STAGELINE_KEY_FILE", str(tmp_path / "own.key"))
     return own_pair({"STAGELINE_KEY_FILE": str(tmp_path / "own.key")})
 

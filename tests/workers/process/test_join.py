@@ -139,7 +139,7 @@ def test_the_owner_of_data_is_asked_before_code_of_the_scripts_plan_is_imported(
     ("arguments", "why"),
     [
         (("--join", "tcp://127.0.0.1:7000", "--broker", "tcp://127.0.0.1:7000"), "--join goes without --broker"),
-        (("--join",), "--join needs the line that the script printed"),
+        (("--join",), "--join needs the line that was printed"),
         (("--join", "tcp://0.0.0.0:0"), "its port must be the one"),
     ],
 )

@@ -1,10 +1,15 @@
 """Addresses at which workers on other machines join, and what is said of them."""
 
+import os
+import shlex
 import socket
+from pathlib import Path
 
 import pytest
 
+from stageline.broker.keys.join_line import JoinLine
 from stageline.pipeline.plan import Plan
+from stageline.workers.keys.keyring import own_pair
 from stageline.workers.script.calls.news import command_there
 from stageline.workers.script.checks import check_address, queues_beside
 from support import small_plans
@@ -40,5 +45,17 @@ def run_at(address: str, *, insecure: bool = False) -> Plan:
 def test_the_command_for_the_other_machines_names_an_address_that_they_can_dial() -> None:
     there = command_there(run_at("tcp://0.0.0.0:7000", insecure=True), "line-1")
     assert there == f"stageline worker --join tcp://{socket.gethostname()}:7000"
-    assert command_there(run_at("redis://host/1"), "line-1") == "stageline worker --join redis://host/1"
+    there = command_there(run_at("redis://host/1", insecure=True), "line-1")
+    assert there == "stageline worker --join redis://host/1"
+    assert "secret" not in command_there(run_at("redis://:secret@host/1", insecure=True), "line-1")
     assert "secret" not in command_there(run_at("redis://:secret@host/1"), "line-1")
+
+
+def test_the_command_for_the_other_machines_has_the_join_line_of_a_broker_with_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    command = shlex.split(command_there(run_at("tcp://0.0.0.0:7000"), "line-1"))
+    assert command[:3] == ["stageline", "worker", "--join"]
+    line = JoinLine.parse(command[3])
+    assert (line.address, line.broker) == (f"tcp://{socket.gethostname()}:7000", own_pair(os.environ).public)

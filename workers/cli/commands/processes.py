@@ -11,14 +11,15 @@ import msgspec
 from click.core import ParameterSource
 
 from stageline.broker.keys.pairs import KeyPair
-from stageline.pipeline.addresses import masked, transport_of
+from stageline.pipeline.addresses import masked, parted, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import broker_address, completion, options
 from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import log_to_stderr, say
-from stageline.workers.control.enrolling import JOIN, demand_key, entered, is_join_line
+from stageline.workers.control.enrolling import JOIN, address_of, demand_key, entered, is_join_line
+from stageline.workers.control.refusals import shown
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan
@@ -101,6 +102,10 @@ def worker(
     if join is not None and broker is not None:
         raise click.UsageError("--join goes without --broker: both name the broker. Leave one of them out")
     given = broker_address.given(join or broker)
+    if join == "" and not given:
+        given = os.environ.get(ADDRESS, "")
+        if not given:
+            raise click.UsageError(f"--join needs the line that was printed, or that line in {JOIN} of the environment")
     if patience is None:
         patience = PATIENCE if join is None else JOIN_PATIENCE
     patience = patience or ONE_ATTEMPT
@@ -136,18 +141,15 @@ def worker(
 
     if scripted:
         return _work_for_script(given, called, patience, sets, work)
-    plan = options.plan_of(config, sets)
+    plan = options.plan_of(config, sets, address_of(given))
     return work(plan, *_entered(given or plan.broker.url, called, patience, insecure=plan.broker.insecure))
 
 
 def _entered(text: str, name: str, patience: float, *, insecure: bool) -> tuple[str, KeyPair | None]:
     """Return the address that `text` names, and the pair to dial it with; enrol first if it is a join line."""
-    from stageline.workers.process.entrance import SWITCHED_ON
-
-    if SWITCHED_ON:
-        demand_key(text, insecure=insecure)
+    demand_key(text, insecure=insecure)
     if is_join_line(text):
-        say(f"stageline: enrols this machine with the broker at {masked(text)}, for {patience:g} s at most", err=True)
+        say(f"stageline: enrols this machine with the broker at {shown(text)}, for {patience:g} s at most", err=True)
     return entered(text, os.environ, name, patience)
 
 
@@ -161,16 +163,11 @@ def _dials(url: str, patience: float) -> str:
 def _work_for_script(
     given: str, name: str, patience: float, sets: tuple[str, ...], work: Callable[["Plan", str, KeyPair | None], int]
 ) -> int:
-    """Do `work` with the plan of the script at the broker that was `given`, or at the address in the environment."""
-    text = given or os.environ.get(ADDRESS, "")
-    if not text:
-        raise click.UsageError(
-            f"--join needs the line that the script printed, or that line in {JOIN} of the environment"
-        )
+    """Do `work` with the plan of the script at the broker that was `given`."""
     from stageline.workers.process.join import is_insecure, work_for_script
     from stageline.workers.process.worker_process import warm_up_device
 
-    url, pair = _entered(text, name, patience, insecure=is_insecure(sets, os.environ))
+    url, pair = _entered(given, name, patience, insecure=is_insecure(sets, os.environ))
 
     def warn_and_work(plan: "Plan") -> int:
         options.warn(plan.warnings)
@@ -236,7 +233,7 @@ def broker(
 ) -> int:
     """Run the broker of the plan CONFIG until the run is over."""
     log_to_stderr()
-    plan = options.plan_of(config, sets)
+    plan = options.plan_of(config, sets, bind or "")
     from stageline.broker.control.records import RunLength
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
     from stageline.workers.runs import folder as runs
@@ -246,8 +243,10 @@ def broker(
         say(f"run {place.run}: broker at {masked(endpoint)}, records in {records}", err=True)
         if not place.lifeline.supervised:
             shown = options.without_passwords(sets)
-            named = () if endpoint == plan.broker.url else ("--broker", masked(endpoint))
-            named = ("--join", line) if line else named
+            named = () if endpoint == plan.broker.url and not bind else ("--broker", masked(endpoint))
+            if line:
+                safe = masked(parted(line)[0]) == parted(line)[0]  # else: stageline keys invite > FILE
+                named = ("--join", line if safe else "@FILE")
             command = ("stageline", "worker", *options.plan_arguments(config, shown), *named)
             say(f"start every worker with: {shlex.join(command)}", err=True)
             if len(shown) < len(sets):

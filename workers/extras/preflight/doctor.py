@@ -18,8 +18,11 @@ import psutil
 import torch
 import zmq
 
+from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.join_line import JoinLine, keyed
+from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.keys.refusal import KeyRefusal
+from stageline.broker.queues.secrets import PlacesAdmitted
 from stageline.broker.transports.base import backend_of, open_server
 from stageline.broker.transports.sockets.bind import listening
 from stageline.pipeline.addresses import masked, needs_keys, parted
@@ -178,7 +181,10 @@ def examine_keys(broker: str, *, insecure: bool, environment: Mapping[str, str])
         yield _tried("own key", lambda: f"{read_pair(path).public.text}, in {path}, which others cannot read")
     else:
         yield CheckResult("own key", Health.NOTE, f"there is none yet; it is made in {path} when it is first needed")
-    yield _tried("broker", lambda: _known(broker, environment)) if "#k" in broker else _unkeyed(broker, insecure)
+    if is_join_line(broker) or parted(broker)[1]:
+        yield _tried("broker", lambda: _known(broker, environment))
+    else:
+        yield _unkeyed(broker, insecure)
 
 
 def _unkeyed(broker: str, insecure: bool) -> CheckResult:
@@ -222,8 +228,9 @@ def _bound(url: str) -> str:
 
 
 def _free(url: str) -> str:
-    with closing(open_server(url)) as channel:
-        return masked(channel.endpoint)
+    keys = ServerKeys(KeyPair.generate(), PlacesAdmitted(frozenset())) if needs_keys(url) else None
+    with closing(open_server(url, keys)) as channel:
+        return masked(parted(channel.endpoint)[0])
 
 
 def _writable(folder: Path) -> str:

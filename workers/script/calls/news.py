@@ -303,11 +303,18 @@ def display_of(
 
 
 def command_there(plan: Plan, run: str) -> str:
-    """Return the command that starts a worker of `run` on another machine: with keys, it has the line for it."""
+    """Return the command that starts a worker of `run` on another machine: with keys, it has the line for it.
+
+    A password of a server is not shown.
+    """
     broker = plan.broker.url
-    if has_keys(plan, broker):
-        return f"stageline worker --join {shlex.quote(own_join_line(broker, run, os.environ))}"
     shown = masked(broker)
+    if has_keys(plan, broker):
+        if shown != broker:
+            return (
+                "stageline worker --join @FILE, with FILE from here: stageline keys invite > FILE (it has a password)"
+            )
+        return f"stageline worker --join {shlex.quote(own_join_line(broker, run, os.environ))}"
     if shown != broker:
         return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"
     if host_of(broker) in EVERY_INTERFACE:
