@@ -17,15 +17,18 @@ import re
 import sys
 import tomllib
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
+from stageline.broker.keys.join_line import JoinLine
 from stageline.pipeline.model.own_schedule import read_plan
 from stageline.pipeline.plan import from_mapping
 from support.fork_server import ForkServer
-from support.page_terminal import Names, PageTerminal, Typed, typed
+from support.page_terminal import LIMIT, Names, PageTerminal, Typed, typed
 from support.pages import Block, blocks, named_files, outside_blocks
 from support.paths import DOCS, EXAMPLES, ROOT
 from support.redis_server import shared_server
@@ -43,6 +46,7 @@ ALTERNATIVES = (
     (("model", "cut"), ("model", "stages")),
     (("data", "source"), ("data", "dataset")),
 )
+LINE_SHOWN = "#k1...."  # end of a join line on a page
 FILES_OF = re.compile(r"^<!-- files of (.+?) -->$", re.MULTILINE)
 
 IDS = {page: str(page.relative_to(ROOT)) for page in PAGES}
@@ -168,7 +172,22 @@ class ShownPage:
             shown = "" if block.is_example else one.shown
             terminal.finish()
             terminal.varies = block.varies
-            terminal.type(Typed(one.command, shown), again=any(each.going for each in others))
+            terminal.type(Typed(self._with_line(one.command), shown), again=any(each.going for each in others))
+
+    def _with_line(self, command: str) -> str:
+        """The command with the join line that a process has printed, in place of that of the page."""
+        shown = re.search(rf"([^\s']+){re.escape(LINE_SHOWN)}", command)
+        if shown is None:
+            return command
+        deadline = monotonic() + LIMIT
+        while (found := re.search("--join '(.*)'", self._printed())) is None:
+            assert monotonic() < deadline, self._printed()
+            sleep(0.05)
+        return command.replace(shown[0], replace(JoinLine.parse(found[1]), address=shown[1]).text)
+
+    def _printed(self) -> str:
+        """What the commands that go on have printed."""
+        return "".join(each.going.output() for each in self._terminals.values() if each.going is not None)
 
     def _terminal(self, title: str) -> PageTerminal:
         if title not in self._terminals:
@@ -189,11 +208,13 @@ class ShownPage:
 class Here:
     """The text of a page with addresses that are free here, and with the replacements that its comments list."""
 
-    _TCP = re.compile(r"tcp://(?!\d+\.\d+\.\d+\.\d+:0\b)([\w.]+):")
+    _TCP = re.compile(r"tcp://(?!\d+\.\d+\.\d+\.\d+:0\b)([\w.]+):(\d+(?:-\d+)?)?")
     _REDIS = re.compile(r"rediss?://[^\s/]+/0")
 
     def __init__(self, page: Path) -> None:
-        self._replaced = REPLACED.findall(page.read_text(encoding="utf-8"))
+        text = page.read_text(encoding="utf-8")
+        self._replaced = REPLACED.findall(text)
+        self._joins = LINE_SHOWN in text  # its broker has keys, since it listens at all interfaces
         self._server: str | None = None
 
     def __call__(self, text: str) -> str:
@@ -202,10 +223,15 @@ class Here:
         return self._REDIS.sub(self._redis, self._TCP.sub(self._tcp, text))
 
     def _tcp(self, found: "re.Match[str]") -> str:
-        """An address of the loopback that no other test has: ports of pages are the same."""
+        """An address of the loopback that no other test has, since pages have the same ports; else other ports."""
         pid = os.getpid()
+        ports = found[2] or ""
+        if self._joins:
+            ports = re.sub(r"\d+", lambda port: str(int(port[0]) + 10_000 + pid % 400 * 25), ports)
+            if found[1] == "0.0.0.0":  # noqa: S104 - of a page
+                return f"tcp://0.0.0.0:{ports}"
         number = found[1].rpartition(".")[2] if found[1].startswith("10.") else "1"
-        return f"tcp://127.{pid // 250 % 250 + 1}.{pid % 250 + 1}.{number}:"
+        return f"tcp://127.{pid // 250 % 250 + 1}.{pid % 250 + 1}.{number}:{ports}"
 
     def _redis(self, _: "re.Match[str]") -> str:
         if self._server is None:

@@ -35,6 +35,7 @@ KEYS = "keys"  # name of the fact that has a broker's register
 ANSWERED = 20  # refusals that are answered in a second
 KNOCKS_TOLD = 1  # keys that knocked in vain, of which the audit log gets a line in a second
 _SAME_VERSION = "install the same stageline on both sides"
+_MOST_SPEAKERS = 10_000
 _MOST_TOLD = 1000  # refusals that are remembered, so that each is told once
 
 KeyOf = Callable[[bytes], str]
@@ -61,14 +62,14 @@ class Sorted:
         answers: Answers of the gate.
         events: Lines for the audit log.
         readmit: True if a key was revoked, so that connections must be closed.
-        revoked: Texts of the keys that were revoked.
+        revoked: Senders that have spoken with a key that was revoked.
     """
 
     passed: Sequence[Received]
     answers: list[Envelope] = field(default_factory=list)
     events: list[KeyEvent] = field(default_factory=list)
     readmit: bool = False
-    revoked: set[str] = field(default_factory=set)
+    revoked: set[bytes] = field(default_factory=set)
 
 
 class Gatekeeper(Protocol):
@@ -129,6 +130,7 @@ class KeyGate:
         self._knocks = RateLimit(KNOCKS_TOLD)
         self._knocked = 0
         self._told: dict[tuple[str, str], None] = {}
+        self._speakers: dict[bytes, str] = {}  # the newest senders of messages that passed, with their keys
 
     def sort(self, received: Sequence[Received], key_of: KeyOf, now: float) -> Sorted:
         """Sort the messages of a turn; answer enrolments and orders, once the register is stored.
@@ -146,6 +148,7 @@ class KeyGate:
         for sender, frame in received:
             try:
                 if self._admits(key_of(sender), frame):
+                    self._note_speaker(sender, key_of(sender))
                     passed.append((sender, frame))
                 else:
                     found.answers.append((sender, self._carry_out(key_of(sender), frame or b"", found, now)))
@@ -157,6 +160,11 @@ class KeyGate:
             self._store.put(KEYS, msgspec.to_builtins(self._register.record))
             self._stored = self._register.record
         return found
+
+    def _note_speaker(self, sender: bytes, key: str) -> None:
+        self._speakers[sender] = key
+        if len(self._speakers) > _MOST_SPEAKERS:
+            del self._speakers[next(iter(self._speakers))]
 
     def passed(self, received: Sequence[Received], key_of: KeyOf) -> Sequence[Received]:
         """Return the messages that pass, and change nothing."""
@@ -222,7 +230,7 @@ class KeyGate:
             return encode(Refused(str(error), code=ExitCode.USAGE))
         if order.what == "revoke":
             found.readmit = True
-            found.revoked.add(order.key)
+            found.revoked |= {sender for sender, key in self._speakers.items() if key == changed.key}
         found.events.append(_event({"invite": "invited", "admit": "admitted"}.get(order.what, "revoked"), changed))
         facts = {"run": self._keys.run, **(self._access.facts() or {}), "changed": msgspec.to_builtins(changed)}
         return encode(Answer("keys/1", facts))

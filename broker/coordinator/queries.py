@@ -211,7 +211,7 @@ def _join(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     if code is None:
         raise _BadQuery(
             f"run {run.id} has no script that gives its workers a plan. Start them with the plan that its broker "
-            "has: stageline worker CONFIG --broker URL"
+            "has: stageline worker CONFIG --join LINE, or --broker URL"
         )
     settings = dict(run.config.settings)
     over = run.lifecycle.over

@@ -1,10 +1,11 @@
 """End of a machine's part in a run: its workers lose their places, and all places get other keys.
 
-Others are told of the keys after the machine's workers have lost their places, so that none of these is told. What the
-machine knows is of no use then: connections with the former keys are closed, and what lies at a server is sealed with
-the new ones. A worker that keeps running does not go back for it.
+Nothing is told of the keys here: once the channel has closed its connections, workers say Hello again, and get their
+places with the new keys, if their own key is still admitted. What the machine knows is of no use then: workers close
+connections with the former keys, and seal with the new ones what lies at a server. A worker that keeps running does not
+go back for it.
 
-Reads `config`, `registry`. Writes, through `place` and `registration`, what follows from a loss.
+Reads `config`, `registry`. Writes, through `place`, what follows from a loss.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from stageline.broker.ledger.losses import WorkerLoss
 from stageline.pipeline.errors import ExitCode
 
 from .place_keys import rotate
-from .registration import assign_again
 from .script_place import place_of
 from .state import Outgoing, RunState
 
@@ -21,7 +21,10 @@ REVOKED = "speaks with a key that was revoked"
 
 
 def shut_out(run: RunState, is_out: Callable[[bytes], bool], now: float) -> list[Outgoing]:
-    """Take the places of workers away, and give other keys to all places. Return the messages to send.
+    """Take the places of workers away, and begin other keys of all places. Return the messages to send.
+
+    The caller closes all connections of the channel afterwards. A worker of the machine that is not known by an address
+    cannot come back, and loses its place with its lease.
 
     Args:
         run: The state.
@@ -35,5 +38,4 @@ def shut_out(run: RunState, is_out: Callable[[bytes], bool], now: float) -> list
         if why := place_of(run, member.index).lose(WorkerLoss(member, REVOKED), now):
             run.fail(why, ExitCode.FAILED)
     rotate(run, now)
-    assign_again(run)
     return list(run.outgoing)

@@ -226,8 +226,13 @@ class RunConfig:
         return (*self.schedule.placement, ()) if self.scripted else self.schedule.placement
 
     @property
+    def has_keys(self) -> bool:
+        """True if the broker has keys, so that workers may be on other machines, at addresses of their own."""
+        return self.access.register is not None
+
+    @property
     def guard(self) -> QueueGuard:
-        """The protection of the workers' queues."""
+        """The protection of the workers' queues, as far as the broker's plan tells it."""
         return guard_of(self.queues, is_private=not self.access.insecure)
 
     @property

@@ -10,7 +10,7 @@ An invitation has a serial, from which its secret is derived: a serial is used o
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -139,8 +139,12 @@ class KeyRegister:
 
     def expire(self, now: float) -> None:
         """Refuse invitations that have ended."""
-        if any(each.has_ended(now) for each in self.record.invitations):
-            self._change((each for each in self.record.invitations if not each.has_ended(now)), self.record.keys)
+        self.drop(lambda each: each.has_ended(now))
+
+    def drop(self, is_over: Callable[[Invitation], bool]) -> None:
+        """Refuse the invitations of which `is_over` is true from now on."""
+        if any(map(is_over, self.record.invitations)):
+            self._change((each for each in self.record.invitations if not is_over(each)), self.record.keys)
 
     def enrol(self, invitation: str, key: PublicKey, now: float, *, name: str = "", host: str = "") -> EnrolledKey:
         """Return the key that enrols, which is admitted from now on. A key that has enrolled before stays as it is.

@@ -20,12 +20,13 @@ _INTERRUPT = "^C"  # as a terminal shows the key
 _ASKING = {"status", "why", "story", "queue", "run"}  # commands that a reader repeats until they show what is awaited
 _UNITS = "µs|ms|s|min|h|bytes|B|kB|MB|GB|KiB|MiB|GiB"
 _TOKEN = re.compile(
-    rf"""(?P<gap>\s*(?:\.\.\.|…)\s*)|(?P<space>\s+)|(?P<run>\b[\w.]+(?:-[\w.]+)*-\d{{8}}-\d{{6}}-[0-9a-f]{{4}}(?:-at\d+-[0-9a-f]{{6}})?\b)
+    rf"""(?P<line>[^\s']+\#k1\.\.\.\.)|(?P<gap>\s*(?:\.\.\.|…)\s*)|(?P<space>\s+)|(?P<run>\b[\w.]+(?:-[\w.]+)*-\d{{8}}-\d{{6}}-[0-9a-f]{{4}}(?:-at\d+-[0-9a-f]{{6}})?\b)
     |(?P<digest>\b[0-9a-f]{{16,}}\b|\b[0-9a-f]{{4,}}…)|(?P<process>(?<=pid\ )\d+|(?<=process\ )\d+)
     |(?P<amount>\b\d[\d.]*\s(?:{_UNITS})\b)|(?P<number>\d+(?:[.,]\d+)*(?:e[-+]?\d+)?)|(?P<other>.)""",
     re.DOTALL | re.VERBOSE,
 )
 _PATTERNS = {
+    "line": r"\S+\#k1\.[\w.-]+",
     "gap": ".*?",
     "space": r"\s+",
     "run": r"([\w.]+(?:-[\w.]+)*-\d{8}-\d{6}-[0-9a-f]{4}(?:-at\d+-[0-9a-f]{6})?)",

@@ -36,7 +36,14 @@ MAX_BROKER_RESTARTS = 5  # in a row
 STEADY = 20.0  # seconds after which a process counts as one that stays up
 _OVER = ("finished", "failed")  # phases of a run whose end the broker has recorded
 _FINAL = frozenset(  # results after which a worker is not restarted
-    {ExitCode.USAGE, ExitCode.NO_BROKER, ExitCode.NO_WORKER, ExitCode.SAVED, ExitCode.REFUSED}
+    {
+        ExitCode.USAGE,
+        ExitCode.NO_BROKER,
+        ExitCode.NO_WORKER,
+        ExitCode.SAVED,
+        ExitCode.NOT_ADMITTED,
+        ExitCode.REFUSED,
+    }
 )
 
 

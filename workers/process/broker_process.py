@@ -8,7 +8,7 @@ StoreWait       while the run's records cannot be written or reached: `store_wai
 
 import os
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -183,13 +183,9 @@ def serve_channel(
         note(found.events)
         _turn(coordinator, channel, [*kept(), *found.passed], clock, answers)
         if found.readmit:
-            _shut_out(coordinator, channel, found.revoked, clock())
+            sends = shut_out(coordinator.run, found.revoked.__contains__, clock())
+            channel.send(coordinator.envelopes(sends, clock()))
             channel.readmit()
-
-
-def _shut_out(coordinator: Coordinator, channel: ServerChannel, revoked: Collection[str], now: float) -> None:
-    sends = shut_out(coordinator.run, lambda sender: channel.key_of(sender) in revoked, now)
-    channel.send(coordinator.envelopes(sends, now))
 
 
 def _wall_clock() -> Callable[[], float]:

@@ -116,9 +116,10 @@ class Entrance:
             return OpenEntrance(Access(insecure=self.insecure), store, run)
         found = store.load().facts.get(KEYS)
         register = KeyRegister(KeyRecord() if found is None else msgspec.convert(found, KeyRecord))
-        serial = register.record.standing
+        own, serial = self.own, register.record.standing
+        register.drop(lambda each: each.key != invitation_key(own, run, each.serial).text)  # of a former key
         ends = None if supervised else time() + INVITED
-        register.invite(Invitation(invitation_key(self.own, run, serial).text, ends, serial=serial))
+        register.invite(Invitation(invitation_key(own, run, serial).text, ends, serial=serial))
         store.put(KEYS, msgspec.to_builtins(register.record))
         self.door.begin(register)
         return OpenEntrance(Access(register, self.own.public.text), store, run, self.own)

@@ -42,7 +42,7 @@ from stageline.workers.runtime.losses import ComputeFailed
 from .join import tell_script, why_not_own
 from .worker import Worker, WorkerOptions, lacks_resources, why_it_leaves
 
-EVENTS: dict[int, str] = {ExitCode.REFUSED: "refused"}
+EVENTS: dict[int, str] = {ExitCode.NOT_ADMITTED: "refused", ExitCode.REFUSED: "refused"}
 
 log = structlog.get_logger()
 

@@ -204,7 +204,7 @@ def trust() -> Picture:
     picture.box(555, 50, 160, 80, "worker", "worker 1", "activations, gradients,", "weights of stage 1")
     picture.arrow((205, 90), (555, 90), both=True)
     picture.text(380, 72, "queue: activations and gradients", anchor="middle", size=12)
-    picture.text(380, 110, "in clear, unless in a tunnel or TLS", anchor="middle", size=12)
+    picture.text(380, 110, "encrypted between machines", anchor="middle", size=12)
     picture.box(300, 170, 160, 60, "broker", "broker", "names, steps, losses")
     picture.arrow((125, 130), (125, 200), (300, 200), both=True, dashed=True)
     picture.arrow((635, 130), (635, 200), (460, 200), both=True, dashed=True)

@@ -11,7 +11,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.revocation import shut_out
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.keys.access import Access
-from stageline.broker.keys.join_line import split_key
+from stageline.broker.keys.join_line import keyed, split_key
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.keys.register import EnrolledKey, KeyRecord, KeyRegister
 from support.conversation import PLAN, SNAPSHOTS, hello, name
@@ -47,6 +47,10 @@ class Talk:
         for said in self.told.values():
             said.clear()
         self.note(shut_out(self.core.run, lambda sender: sender == name(index), 2.0))
+
+    def hello_again(self, index: int) -> None:
+        said = hello(index, incarnation=index + 1, endpoint=f"tcp://10.0.0.{index}:7000")
+        self.note(self.core.handle(name(index), said, 2.0))
 
     def keys(self, index: int) -> PlaceKeys:
         """Those that it was told of last."""
@@ -89,6 +93,18 @@ def test_only_queues_that_others_reach_have_keys_and_none_where_they_would_be_to
     assert len(keys.links[1]) == 32
 
 
+def test_workers_of_a_broker_with_keys_have_keys_for_queues_at_addresses_that_the_brokers_plan_does_not_have() -> None:
+    """The command lines of workers on two machines had the address of the queues alone: they went in clear."""
+    talk = Talk(replace(TERMS, queues="shm://", access=Access(KeyRegister()))).join()
+    assert talk.keys(0).secret
+    assert talk.keys(0).salt  # for a server
+    assert talk.endpoints(1)[0] == "tcp://10.0.0.0:7000"  # of a worker whose sockets have no keys: others refuse it
+    own = KeyPair.of_secret(talk.keys(0).secret).public
+    said = hello(0, incarnation=1, endpoint=keyed("tcp://10.0.0.0:7001", own))
+    talk.note(talk.core.handle(name(0), said, 2.0))
+    assert talk.endpoints(1)[0] == keyed("tcp://10.0.0.0:7001", own)
+
+
 def test_a_replacement_has_the_keys_of_its_place() -> None:
     talk = Talk().join()
     before = talk.keys(1)
@@ -104,8 +120,9 @@ def test_once_a_key_is_revoked_its_worker_loses_its_place_and_all_others_get_oth
     talk = Talk().join()
     before = [talk.keys(index) for index in (0, 1)]
     talk.revoke(1)
-    assert talk.told[name(1)] == []
+    assert talk.told[name(0)] == talk.told[name(1)] == []  # before all have proven their keys again
     assert talk.core.run.registry.missing == [1]
+    talk.hello_again(0)
     assert talk.keys(0).generation == before[0].generation + 1
     assert not {talk.keys(0).secret, *talk.keys(0).public, *talk.keys(0).links} & {
         before[0].secret, *before[0].public, *before[0].links[1:],
@@ -119,6 +136,7 @@ def test_once_a_key_is_revoked_its_worker_loses_its_place_and_all_others_get_oth
 def test_a_broker_that_is_started_again_goes_on_with_the_newest_keys() -> None:
     talk = Talk().join()
     talk.revoke(1)
+    talk.hello_again(0)
     again = Talk(store=talk.store, key=b"another")
     again.note(again.core.handle(name(0), hello(0, incarnation=1, endpoint="tcp://10.0.0.0:7000"), 3.0))
     assert again.keys(0) == talk.keys(0)

@@ -88,6 +88,19 @@ def test_after_a_revocation_a_successor_invites_by_another_line(tmp_path: Path, 
     assert not again.access.register.invites(invitation.key)
 
 
+def test_a_broker_with_another_key_takes_no_invitation_of_the_former_one(tmp_path: Path) -> None:
+    """Whoever has a key that leaked can derive the secrets of all its invitations."""
+    store = MemoryStore()
+    first = entrance(BEYOND, tmp_path).open(store, "run-1", supervised=False)
+    assert first.access.register is not None
+    former = {each.key for each in first.access.register.record.invitations}
+    (tmp_path / "own.key").unlink()
+    again = entrance(BEYOND, tmp_path).open(store, "run-1", supervised=False)
+    assert again.access.register is not None
+    (invitation,) = again.access.register.record.invitations
+    assert invitation.key not in former
+
+
 @pytest.mark.parametrize("supervised", [False, True])
 def test_an_invitation_ends_after_a_day_or_with_the_run_of_a_launcher(tmp_path: Path, supervised: bool) -> None:
     opened = entrance(BEYOND, tmp_path).open(MemoryStore(), "run-1", supervised=supervised)

@@ -5,14 +5,17 @@ from typing import Any
 
 import pytest
 
+from stageline.broker.keys.join_line import keyed
+from stageline.broker.keys.refusal import KeyRefusal
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
-from stageline.workers.control.client import NoAnswer
+from stageline.workers.control.client import KeyRefused, NoAnswer
 from stageline.workers.control.joining import NotAdmitted
 from stageline.workers.extras.consent.allow_file import NoConsent
 from stageline.workers.extras.consent.guard import keep_to
 from stageline.workers.process import join
 from stageline.workers.process.join import CannotJoin, plan_here, work_for_script
+from support.keyed import BROKER, WORKER
 from support.workspace import Workspace, free_port, until
 
 SETTINGS: dict[str, Any] = {
@@ -52,7 +55,7 @@ def test_a_plans_broker_is_not_joined_but_tells_how(workspace: Workspace) -> Non
     until(broker.stderr, "start every worker with")
     done = workspace.command("worker", "--join", address)
     assert done.returncode == ExitCode.REFUSED
-    assert "stageline worker CONFIG --broker URL" in done.stderr
+    assert "stageline worker CONFIG --join LINE" in done.stderr
     broker.kill()
     broker.wait()
 
@@ -60,7 +63,7 @@ def test_a_plans_broker_is_not_joined_but_tells_how(workspace: Workspace) -> Non
 class Brokers:
     """Those at one address, one after the other: each answer is given once."""
 
-    def __init__(self, *answers: dict[str, Any] | None) -> None:
+    def __init__(self, *answers: dict[str, Any] | KeyRefused | None) -> None:
         self._answers = list(answers)
         self.declined: list[str] = []
 
@@ -77,6 +80,8 @@ class Brokers:
         answer = self._answers.pop(0)
         if answer is None:
             raise NoAnswer("nothing is there")
+        if isinstance(answer, KeyRefused):
+            raise answer
         return answer
 
     def decline(self, reason: str) -> None:
@@ -107,6 +112,21 @@ def test_a_run_that_is_over_or_ends_before_there_is_a_place_is_followed_by_the_n
 
     assert work_for_script("tcp://127.0.0.1:7000", 60.0, (), work) == 0
     assert (brokers._answers, brokers.declined) == ([], [])
+
+
+def test_a_key_that_is_not_admitted_is_asked_again_and_another_brokers_key_is_not(
+    monkeypatch: pytest.MonkeyPatch, same_code: None
+) -> None:
+    address = keyed("tcp://127.0.0.1:7000", BROKER.public)
+    unknown, other = (KeyRefused(why, address, WORKER) for why in (KeyRefusal.NOT_ADMITTED, KeyRefusal.ANOTHER_KEY))
+    monkeypatch.setattr(join, "REDIAL", 0.0)
+    monkeypatch.setattr(join, "Client", Brokers(unknown, unknown, run("line-1")))
+    assert work_for_script(address, 60.0, (), lambda plan: 0, WORKER) == 0
+    for answers, patience in (((other,), 60.0), ((unknown,), 0.0)):
+        monkeypatch.setattr(join, "Client", Brokers(*answers))
+        with pytest.raises(KeyRefused) as refused:
+            work_for_script(address, patience, (), lambda plan: 0, WORKER)
+        assert refused.value.exit_code == ExitCode.NOT_ADMITTED
 
 
 def test_a_refusal_by_a_run_that_goes_on_stands_and_other_code_than_was_imported_needs_a_new_process(

@@ -242,9 +242,9 @@ def admit(key: str, where: str | None, name: str, worker: int | None, rights: tu
 def revoke(key: str, where: str | None, as_json: bool) -> None:
     """Refuse a key, or an invitation, from now on, and close its connections.
 
-    The place of its worker is free once its lease is over. KEY is a public key, or the first characters of one that the
-    broker knows. WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs. For
-    the user who runs the broker, on its machine.
+    Its worker loses its place, and all places get other keys. KEY is a public key, or the first characters of one that
+    the broker knows. WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs.
+    For the user who runs the broker, on its machine.
     """
     _, changed = _order(where, KeyOrder("revoke", key))
     answer({"schema": "keys-revoke/1", **changed}, as_json, lambda: say(f"{changed['key']} is revoked"))
