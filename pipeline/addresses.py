@@ -46,6 +46,7 @@ class Transport:
         reach: Processes between which it carries messages.
         has_server: True if all meet at a server at the address; False if each worker listens at an endpoint of its own.
         is_shared: True if the broker and the queues of all workers can have one address: that of a server or a relay.
+        invites: True if a password in an address is meant for all who join a run there, and may stand in their line.
         in_folder: True if the queues of a worker listen in its folder: their address is the scheme alone.
         carries_control: True if the broker can be found at such an address.
         keeps_records: True if the broker can keep its records at such an address.
@@ -55,6 +56,7 @@ class Transport:
     reach = Reach.NETWORK
     has_server = False
     is_shared = False
+    invites = False
     in_folder = False
     carries_control = False
     keeps_records = False
@@ -192,6 +194,12 @@ def masked(text: str) -> str:
     options = "&".join(each for each in parts.query.split("&") if not _SECRET.search(unquote_plus(each.split("=")[0])))
     fragment = f"#{parts.fragment}" if parts.fragment else ""
     return f"{scheme}://{name}{at if name else ''}{host}{parts.path}{'?' if options else ''}{options}{fragment}"
+
+
+def is_showable(line: str) -> bool:
+    """Return True if a join line may be shown: it has no password, or one that is meant for all who join."""
+    address, _ = parted(line)
+    return masked(address) == address or transport_of(address).invites
 
 
 def all_masked(value: object) -> object:

@@ -31,7 +31,7 @@ class RelayBackend(Backend):
     """Transport through a relay: each process dials out, and none listens for others."""
 
     schemes: ClassVar[Mapping[str, str]] = {"relay": _EXAMPLE}
-    is_shared = carries_control = True
+    is_shared = invites = carries_control = True
 
     def fault(self, url: str) -> str | None:
         """Return why `url` is not a valid address of a relay, or of a process at one; None if it is valid."""

@@ -11,7 +11,7 @@ import msgspec
 from click.core import ParameterSource
 
 from stageline.broker.keys.pairs import KeyPair
-from stageline.pipeline.addresses import masked, parted, transport_of
+from stageline.pipeline.addresses import is_showable, masked, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import broker_address, completion, options
@@ -245,8 +245,7 @@ def broker(
             shown = options.without_passwords(sets)
             named = () if endpoint == plan.broker.url and not bind else ("--broker", masked(endpoint))
             if line:
-                safe = masked(parted(line)[0]) == parted(line)[0]  # else: stageline keys invite > FILE
-                named = ("--join", line if safe else "@FILE")
+                named = ("--join", line if is_showable(line) else "@FILE")  # by stageline keys invite > FILE
             command = ("stageline", "worker", *options.plan_arguments(config, shown), *named)
             say(f"start every worker with: {shlex.join(command)}", err=True)
             if len(shown) < len(sets):

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.ledger.member import worker_label
-from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, masked
+from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, is_showable, masked
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
@@ -310,7 +310,7 @@ def command_there(plan: Plan, run: str) -> str:
     broker = plan.broker.url
     shown = masked(broker)
     if has_keys(plan, broker):
-        if shown != broker:
+        if not is_showable(broker):
             return (
                 "stageline worker --join @FILE, with FILE from here: stageline keys invite > FILE (it has a password)"
             )

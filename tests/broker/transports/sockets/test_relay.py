@@ -12,7 +12,7 @@ import torch
 
 from stageline.broker.errors import AddressUnusable, EndpointTaken
 from stageline.broker.keys.admission import ServerKeys
-from stageline.broker.keys.join_line import keyed
+from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.secrets import QueueSecrets
@@ -33,7 +33,7 @@ from stageline.broker.transports.sockets.relay_handshake import (
     name_digest,
 )
 from stageline.broker.transports.sockets.relay_link import RelayLink
-from stageline.pipeline.addresses import fault, masked
+from stageline.pipeline.addresses import fault, is_showable, masked
 from support.byte_tap import ByteTap, bytes_of, found, recorded
 from support.control_channels import PATIENCE, dial, received, send, serve
 from support.keyed import BROKER, OTHER, OTHER_KEYS, STRANGER, WORKER, Admitted, of_place
@@ -449,3 +449,9 @@ def test_queues_go_on_with_other_keys_of_their_places(relay: RunningRelay, stack
     consumer.connect({KEY: producer.endpoint})
     line.put(*range(10, 20))
     assert line.take_numbers(15) == list(range(5, 20))
+
+
+def test_a_line_with_the_secret_of_a_relay_may_be_shown_and_one_with_a_password_may_not() -> None:
+    relay = RelayAddress("desk", 7443, RELAY.public, secret=ADMISSION).url
+    addresses = relay, "tcp://desk:7000", "redis://anna:secret@desk:6379/0"
+    assert [is_showable(JoinLine(each, BROKER.public, bytes(16)).text) for each in addresses] == [True, True, False]
