@@ -6,6 +6,7 @@ A log event is a line on stderr, `01:02:03 assigned: worker 0, incarnation 1`; a
 
 import difflib
 import errno
+import logging
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -188,6 +189,7 @@ def log_to_stderr() -> None:
     lose_output()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
 

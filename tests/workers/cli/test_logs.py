@@ -37,3 +37,15 @@ def test_text_from_elsewhere_neither_controls_the_terminal_nor_looks_like_anothe
     assert capsys.readouterr().err == (
         "stageline: warning: refused: it is \\x1b[2J\\x9b31m\\u202e\n    00:00:00 assigned: forged: by a\\x0db\n"
     )
+
+
+def test_events_for_developers_are_not_shown(capsys):
+    """A broker told of each connection of a process that knocked, every five seconds."""
+    log_to_stderr()
+    try:
+        structlog.get_logger().debug("a connection was closed")
+        structlog.get_logger().info("a step is done")
+    finally:
+        structlog.reset_defaults()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("a step is done")
