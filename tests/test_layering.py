@@ -138,7 +138,7 @@ REACHING = {
     "workers/extras/forward/forward_run.py": "begins a scripted run without a Line",
     "workers/extras/prefix_cache/opening.py": "computes stages as a worker does",
     "workers/extras/prefix_cache/cache.py": "keeps rows in the form of messages",
-    "workers/extras/preflight/doctor.py": "opens the transports of a plan",
+    "workers/extras/preflight/doctor.py": "opens the transports of a plan, and asks its broker",
     "workers/extras/preflight/dry_run.py": "carries out a step without workers",
     "workers/extras/preflight/measure.py": "likewise",
     "workers/extras/preflight/memory_choice.py": "likewise",

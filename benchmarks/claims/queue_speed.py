@@ -40,7 +40,7 @@ from one tensor to another, in one process, has the rate of the last table."""
 
 def measure(rounds: int) -> BenchmarkResult:
     speeds = {
-        (scheme, load): trips.measure(WIRES, partial(_address, scheme), load, rounds)
+        (scheme, load): trips.measure(WIRES, partial(address, scheme), load, rounds)
         for scheme in ("shm", "ipc", "tcp")
         for load in LOADS
     }
@@ -54,7 +54,7 @@ def measure(rounds: int) -> BenchmarkResult:
 
 
 @contextmanager
-def _address(scheme: str) -> Iterator[str]:
+def address(scheme: str) -> Iterator[str]:
     """An address for two ends: a socket file of their own, or a free loopback port."""
     match scheme:
         case "shm" | "ipc":

@@ -13,7 +13,7 @@ def running() -> Iterator[str]:
     """The address that brokers and workers use it by."""
     words = [sys.executable, "-P", "-m", "stageline", "relay", "--bind", "tcp://127.0.0.1:0"]
     with tempfile.TemporaryDirectory(prefix="relay-") as folder:
-        environment = {**os.environ, "XDG_CONFIG_HOME": folder}
+        environment = {**os.environ, "STAGELINE_KEY_FILE": f"{folder}/own.key"}
         with subprocess.Popen(
             words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as relay:

@@ -60,12 +60,18 @@ class OurWire:
 
 
 def open_wire(url: str, end: int, nbytes: int) -> OurWire:
-    """Each end listens at an address of its own: at `url`, and right beside it. It keeps memory as a worker does."""
+    return wire_between(url, end, TERMS)
+
+
+def wire_between(url: str, end: int, terms: QueueOptions, key: str = "") -> OurWire:
+    """Each end listens at an address of its own: at `url`, and right beside it. It keeps memory as a worker does.
+
+    `key`: of the other end, as its address ends."""
     keep_freed_memory()
     places = url, _beside(url)
     kind = ShmQueues if url.startswith("shm://") else ZeroMQQueues
-    queues = kind("wire", end + 1, places[end], TERMS)
-    queues.connect({KEYS[1 - end]: places[1 - end]})
+    queues = kind("wire", end + 1, places[end], terms)
+    queues.connect({KEYS[1 - end]: places[1 - end] + key})
     return OurWire(queues, end)
 
 

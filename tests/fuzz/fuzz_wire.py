@@ -59,6 +59,7 @@ with atheris.instrument_imports(include=["stageline"]):
     from stageline.broker.transports.sockets.shm_queues import split as split_content
     from stageline.pipeline.program import Queue
 
+QUEUE_KEYS = {"forward-1": b"k" * 32}
 KEPT = Path("runs") / "fuzz"
 LIMITS = Limits(message_bytes=2**20, header_bytes=2**16)
 SHARED_BYTES = 2**16
@@ -81,8 +82,9 @@ def header(data: bytes) -> None:
 def request(data: bytes) -> None:
     frame = hashlib.blake2b(data, digest_size=SEAL_BYTES).digest() + data
     for kind in (CreditRequest, RetentionReply):
-        with contextlib.suppress(BadMessage):
-            unpack(frame, kind)
+        for keys in ({}, QUEUE_KEYS):
+            with contextlib.suppress(BadMessage):
+                unpack(frame, kind, keys)
     with contextlib.suppress(BadMessage):
         run_named_in(frame)
 

@@ -55,13 +55,15 @@ def machines(tmp_path: Path, fork_server: ForkServer, stack: ExitStack) -> list[
     return found
 
 
-def broker_at(desk: Workspace, sets: tuple[str, ...]) -> tuple[Command, str]:
+def broker_at(desk: Workspace, address: str, sets: tuple[str, ...]) -> tuple[Command, str]:
     """A broker that other machines can reach, and the line that leads to it."""
-    broker = desk.start("broker", ".", "--bind", "tcp://0.0.0.0:0", *sets)
+    broker = desk.start("broker", ".", "--bind", address, *sets)
     printed = re.search("--join '(.*)'", until(broker.stderr, "start every worker with"))
     assert printed is not None
     line = JoinLine.parse(printed[1])
-    return broker, replace(line, address=f"tcp://{own_address()}:{line.address.rpartition(':')[2]}").text
+    if line.address.startswith("tcp:"):
+        line = replace(line, address=f"tcp://{own_address()}:{line.address.rpartition(':')[2]}")
+    return broker, line.text
 
 
 def present(desk: Workspace) -> list[str]:
@@ -70,18 +72,18 @@ def present(desk: Workspace) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("queues", ["tcp", "redis"])
+@pytest.mark.parametrize(("queues", "at"), [("tcp", "tcp"), ("redis", "tcp"), ("redis", "redis")])
 def test_another_machine_takes_the_place_at_once_and_the_run_ends_as_if_nothing_had_been(
-    queues: str, machines: list[Workspace], server: RedisServer
+    queues: str, at: str, machines: list[Workspace], server: RedisServer
 ) -> None:
     """The lease has not ended by then. The worker that stays is in the middle of an action."""
     desk, lab, clinic = machines
-    url = "tcp://0.0.0.0:0" if queues == "tcp" else f"redis://127.1:{server.port}/0"
+    urls = {"tcp": "tcp://0.0.0.0:0", "redis": f"redis://127.1:{server.port}/0"}
     shared = f"run.dir={desk.folder / 'runs'}"  # where the snapshots are
-    sets = (*SETS, "--set", f"queues.url={url}", "--set", shared)
+    sets = (*SETS, "--set", f"queues.url={urls[queues]}", "--set", shared)
     wanted = json.loads(desk.command("train", "--json", *SETS, "--set", "run.dir=plain").stdout)["weights_sha256"]
     os.mkfifo(desk.folder / "gate")
-    broker, line = broker_at(desk, sets)
+    broker, line = broker_at(desk, urls[at], sets)
     stays = desk.start("worker", ".", "--join", line, "--index", "0", "--name", "stays", *sets)
     out = lab.start("worker", ".", "--join", line, "--index", "1", "--name", "out", *sets)
     wait_for(lambda: len(present(desk)) == 2)

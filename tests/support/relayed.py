@@ -36,7 +36,7 @@ class Site:
                 env={
                     **importing_tests(),
                     "OMP_NUM_THREADS": "1",
-                    "XDG_CONFIG_HOME": str(self.folder / "config"),
+                    "STAGELINE_KEY_FILE": str(self.folder / "own.key"),
                     **environment,
                 },
                 stdin=subprocess.DEVNULL,

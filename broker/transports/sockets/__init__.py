@@ -1,4 +1,4 @@
-"""Transports between workers that are connected directly: shared memory on one machine, ZeroMQ across machines.
+"""Transports without a server: shared memory on one machine, ZeroMQ across machines, also through a relay.
 
 May import everything of broker below it. Read `shm_queues.py` first, then `shm_producer.py`.
 """

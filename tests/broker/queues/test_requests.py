@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stageline.broker.codec.message import Message
 from stageline.broker.errors import BadMessage, Fenced, ForeignMessage, QueueGap
@@ -222,6 +224,15 @@ def test_no_damaged_request_is_accepted(request_: CreditRequest | RetentionReply
     for length in range(len(frame)):
         with pytest.raises(BadMessage):
             unpack(frame[:length], type(request_), keys)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200))
+def test_no_bytes_of_a_stranger_are_a_request_and_none_raise_what_is_not_expected(junk: bytes) -> None:
+    for body in (junk, bytes([requests.VERSION]) + junk, pack(REQUESTS[0])[requests.SEAL_BYTES :] + junk[:1]):
+        for kind in (CreditRequest, RetentionReply):
+            with pytest.raises(BadMessage):
+                unpack(bytes(requests.SEAL_BYTES) + body, kind, QUEUE_KEYS)
 
 
 def test_a_request_of_another_version_names_both(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """`stageline doctor`: checks this machine, and a plan on it."""
 
+import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
@@ -24,13 +25,16 @@ _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 
 @click.command(
     cls=Command,
-    examples=("stageline doctor", "stageline doctor examples/digits"),
+    examples=("stageline doctor examples/digits", "stageline doctor --keys --broker 'tcp://desk:7000#k1....'"),
+    groups={"Checks": ("--keys",)},
     codes=codes(ExitCode.REFUSED, ok="nothing is wrong", failed="something is wrong"),
 )
 @click.argument("config", type=click.Path(), required=False, shell_complete=completion.plans)
 @options.sets
+@click.option("--keys", is_flag=True, help="Check the keys alone, and ask the broker if it admits this machine's.")
+@click.option("--broker", metavar="ADDRESS", help="Broker to ask: an address or a join line, in place of the plan's.")
 @options.as_json
-def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+def doctor(config: str | None, sets: tuple[str, ...], keys: bool, broker: str | None, as_json: bool) -> int:
     """Check this machine and the plan CONFIG.
 
     Without CONFIG the plan in this folder is checked, if there is one.
@@ -40,7 +44,9 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
     """
     config = config or ("." if Path("stageline.toml").exists() else None)
     plan, arguments = (options.plan_of(config, sets), options.plan_arguments(config, sets)) if config else (None, [])
-    from stageline.workers.extras.preflight.doctor import CheckResult, Health, examine
+    from stageline.pipeline.plan.keys.deployment import BrokerPlan
+    from stageline.workers.control.enrolling import JOIN
+    from stageline.workers.extras.preflight.doctor import CheckResult, Health, examine, examine_keys
     from stageline.workers.extras.preflight.trials import try_plan
     from stageline.workers.launch import template
 
@@ -49,6 +55,21 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
         exit_at_once(number)
 
     findings: list[CheckResult] = []
+
+    def show(found: Iterable[CheckResult]) -> None:
+        for finding in found:
+            findings.append(finding)
+            if not as_json:
+                say(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}")
+
+    def answered() -> int:
+        answer({"schema": "doctor/1", "findings": findings}, as_json, tuple)
+        return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK
+
+    if keys:
+        told = BrokerPlan() if plan is None else plan.broker
+        show(examine_keys(broker or os.environ.get(JOIN) or told.url, insecure=told.insecure, environment=os.environ))
+        return answered()
     # A signal ends the process at once, also in the middle of a user's code.
     with ExitStack() as to_clean, Signals(on_first=leave):
         folder = to_clean.enter_context(tempfile.TemporaryDirectory(prefix="stageline-", ignore_cleanup_errors=True))
@@ -58,9 +79,5 @@ def doctor(config: str | None, sets: tuple[str, ...], as_json: bool) -> int:
         def spawn(arguments: Sequence[str], log: TextIO) -> "Child":
             return next(templates)(arguments, log)
 
-        for finding in examine(plan, Path(folder), partial(try_plan, arguments=arguments, spawn=spawn)):
-            findings.append(finding)
-            if not as_json:
-                say(f"{_SIGNS[finding.health]:5} {finding.what}: {finding.found}")
-    answer({"schema": "doctor/1", "findings": findings}, as_json, tuple)
-    return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK
+        show(examine(plan, Path(folder), partial(try_plan, arguments=arguments, spawn=spawn)))
+    return answered()

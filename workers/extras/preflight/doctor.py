@@ -4,8 +4,8 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
@@ -18,16 +18,21 @@ import psutil
 import torch
 import zmq
 
-from stageline.broker.errors import BrokerError
 from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.queues.secrets import PlacesAdmitted
 from stageline.broker.transports.base import backend_of, open_server
 from stageline.broker.transports.sockets.bind import listening
 from stageline.pipeline.addresses import masked, needs_keys, parted
-from stageline.pipeline.errors import DataError, ModelRefused
-from stageline.pipeline.plan import Plan, PlanRefused
+from stageline.pipeline.errors import StagelineError
+from stageline.pipeline.plan import Plan
+from stageline.workers.control.client import Client, KeyRefused
+from stageline.workers.control.enrolling import is_join_line
 from stageline.workers.disk.owned_folder import longest_socket_path
+from stageline.workers.keys.key_file import key_path, read_pair
+from stageline.workers.keys.keyring import pair_towards
 
 from .trial_result import TriedPlan
 
@@ -47,6 +52,7 @@ _LIBRARIES = (
     "rich",
     "structlog",
 )
+_ANSWER = 5.0  # seconds for a broker to answer
 _OLDEST_TORCH = (2, 10)  # before it, even torch.load(weights_only=True) could be made to run code
 
 
@@ -143,7 +149,8 @@ def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
     wanted, there = sum(worker.threads for worker in plan.workers), os.cpu_count() or 1
     health = Health.NOTE if wanted > there else Health.GOOD
     yield CheckResult("threads", health, f"the plan's workers use {wanted}, this machine has {there} cores")
-    yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
+    if not parted(plan.broker.url)[1]:  # else it is a broker elsewhere, which `examine_keys` asks
+        yield _tried("broker.url", lambda: f"{_free(plan.broker.url)} is free")
     servers = {"queues.url": plan.queues.url, "broker.store": plan.broker.store}
     backends = ((key, url, backend_of(url)) for key, url in servers.items())
     yield from (_tried(key, partial(each.check_server, url)) for key, url, each in backends if each.is_shared)
@@ -156,10 +163,62 @@ def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
         yield CheckResult("determinism", health, differences[0] or same)
 
 
+def examine_keys(broker: str, *, insecure: bool, environment: Mapping[str, str]) -> Iterator[CheckResult]:
+    """Yield the findings about keys: of the libraries, of this user, and of the broker, which is asked if it has some.
+
+    Nobody enrols by this.
+
+    Args:
+        broker: Address of the broker, or a join line.
+        insecure: `broker.insecure` of the plan.
+        environment: Variables, which may say where the key file is.
+    """
+    has_curve = zmq.has("curve")
+    found = f"ZeroMQ {zmq.zmq_version()} {'has' if has_curve else 'lacks'} it"
+    yield CheckResult("CURVE", Health.GOOD if has_curve else Health.BAD, found)
+    path = key_path(None, environment)
+    if path.exists():
+        yield _tried("own key", lambda: f"{read_pair(path).public.text}, in {path}, which others cannot read")
+    else:
+        yield CheckResult("own key", Health.NOTE, f"there is none yet; it is made in {path} when it is first needed")
+    if is_join_line(broker) or parted(broker)[1]:
+        yield _tried("broker", lambda: _known(broker, environment))
+    else:
+        yield _unkeyed(broker, insecure)
+
+
+def _unkeyed(broker: str, insecure: bool) -> CheckResult:
+    """Return the finding about a broker whose address has no key."""
+    if needs_keys(broker, insecure=insecure):
+        found = (
+            "has no key. That is right where the broker is started, which prints its join line; on every other machine "
+            "give that line, with --broker"
+        )
+        return CheckResult("broker", Health.NOTE, f"{masked(broker)} {found}")
+    if needs_keys(broker):
+        found = "goes without keys, as broker.insecure says: anyone who reaches it can read and change the run"
+        return CheckResult("broker", Health.NOTE, f"{masked(broker)} {found}")
+    return CheckResult("broker", Health.GOOD, f"{masked(broker)} is for this machine alone, and needs no keys")
+
+
+def _known(broker: str, environment: Mapping[str, str]) -> str:
+    """Return that the broker has the key of its address and admits that of this machine. Raises `StagelineError`."""
+    line = JoinLine.parse(broker) if is_join_line(broker) else None
+    url = broker if line is None else keyed(line.address, line.broker)
+    with Client(url, pair=pair_towards(url, environment)) as client, suppress(ValueError):  # the right to ask it lacks
+        try:
+            client.ask("status", _ANSWER)
+        except KeyRefused as error:
+            if line is None or error.refusal is not KeyRefusal.NOT_ADMITTED:
+                raise
+            return f"{masked(url)} has the key of the line, with which this machine has yet to join"
+    return f"{masked(url)} has the key of its address, and admits that of this machine"
+
+
 def _tried(what: str, look: Callable[[], str]) -> CheckResult:
     try:
         return CheckResult(what, Health.GOOD, look())
-    except (BrokerError, PlanRefused, ModelRefused, DataError, OSError) as error:
+    except (StagelineError, OSError) as error:
         return CheckResult(what, Health.BAD, str(error))
 
 
