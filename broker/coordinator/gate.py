@@ -242,7 +242,7 @@ class KeyGate:
         self._tell(found, KeyEvent("refused", key, known.name if known else "", known.host if known else "", reason))
         if not self._answers.allows(now):
             return []
-        return [(sender, encode(Refused(reason, code=ExitCode.REFUSED)))]
+        return [(sender, encode(Refused(reason, code=ExitCode.NOT_ADMITTED)))]
 
     def _tell(self, found: Sorted, event: KeyEvent) -> None:
         """Add a line to the audit log, if it is new."""

@@ -146,7 +146,7 @@ def test_lines_are_made_for_one_machine_for_one_place_or_to_look_on(machines: Ma
         JoinLine.parse(printed), address=f"tcp://{own_address()}:{printed.partition('#')[0].rpartition(':')[2]}"
     ).text
     wrong = machines.worker("lab", once, "--index", "0")
-    assert wrong.wait() != 0
+    assert wrong.wait() == ExitCode.NOT_ADMITTED
     assert "worker 1 alone" in wrong.stderr.read()
     other = machines.worker("home", once)
     assert other.wait() == ExitCode.NOT_ADMITTED
