@@ -33,9 +33,10 @@ def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnos
 
 
 def _vacancy(config: RunConfig, index: int) -> Vacancy:
-    start = f"start `stageline worker CONFIG --broker URL --index {index}`"
+    broker = "--join LINE" if config.has_keys else "--broker URL"
+    start = f"start `stageline worker CONFIG {broker} --index {index}`"
     if config.code is not None:
-        command = f"stageline worker --join URL --index {index}"
+        command = f"stageline worker --join {'LINE' if config.has_keys else 'URL'} --index {index}"
         start = f"on its machine, in the folder with your code, start `{command}`"
     elif config.supervised:
         start = "wait: the process that started the broker starts a worker there"

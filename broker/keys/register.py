@@ -110,6 +110,7 @@ class KeyRegister:
 
     record: KeyRecord = field(default_factory=KeyRecord)
     _admitted: frozenset[str] = field(init=False, default=frozenset())
+    _keys: dict[str, EnrolledKey] = field(init=False, default_factory=dict)
     knocked: int = field(init=False, default=0)  # how often a key was refused
     _knocks: deque[str] = field(init=False, default_factory=lambda: deque(maxlen=_KNOCKS))  # the newest last
 
@@ -230,7 +231,7 @@ class KeyRegister:
 
     def enrolled(self, text: str) -> EnrolledKey | None:
         """Return the key with this text, also one that was revoked; None if it has not enrolled."""
-        return next((each for each in self.record.keys if each.key == text), None)
+        return self._keys.get(text)
 
     def invitation(self, text: str) -> Invitation | None:
         """Return the invitation whose key has this text, None if there is none. It may have ended."""
@@ -249,5 +250,6 @@ class KeyRegister:
         """Replace the record, and then who is admitted, in one instant for the thread that asks."""
         serials = self.record.serials if serials is None else serials
         self.record = KeyRecord(tuple(invitations), tuple(keys), serials, self.record.standing)
+        self._keys = {each.key: each for each in self.record.keys}  # each message looks up its sender's
         working = (each.key for each in self.record.keys if each.revoked is None)
         self._admitted = frozenset((*(each.key for each in self.record.invitations), *working))

@@ -42,12 +42,16 @@ class KeyedParty:
         self.url = f"redis://127.1:{port}/0"  # a name that does not tell that it is this machine
         places = {"QUEUES__URL": self.url, "BROKER__URL": f"{self.url}#desk", "BROKER__STORE": self.url, **settings}
         self._settings = {f"STAGELINE_{name}": value for name, value in places.items()}
-        self.broker = self._start("broker", "broker", "--run", RUN)
-        self.line = self._printed()
+        self.broker = self.start_broker()
+        self.line = self.printed()
 
-    def worker(self, machine: str, *options: str) -> Command:
-        joins = ("--join", self.line) if self.line else ()
-        return self._start(machine, "worker", *joins, "--name", machine, *options)
+    def start_broker(self, machine: str = "broker") -> Command:
+        self._of_broker = machine
+        return self._start(machine, "broker", "--run", RUN)
+
+    def worker(self, machine: str, line: str = "") -> Command:
+        joins = ("--join", line or self.line) if self.line else ()
+        return self._start(machine, "worker", *joins, "--name", machine)
 
     def ask(self, *words: str, machine: str = "broker") -> str:
         """What a command prints that is given on a machine."""
@@ -56,7 +60,8 @@ class KeyedParty:
 
     def finished(self) -> int:
         """How many steps all stages have finished, by the answer that the operator gets."""
-        facts = json.loads(self.ask("status", f"{self._home}/runs-of-broker/{RUN}", "--json").splitlines()[-1])
+        run = f"{self._home}/runs-of-{self._of_broker}/{RUN}"
+        facts = json.loads(self.ask("status", run, "--json", machine=self._of_broker).splitlines()[-1])
         return int(facts["finished_floor"])
 
     def end(self, *workers: Command) -> dict[str, Any]:
@@ -67,7 +72,7 @@ class KeyedParty:
         self.broker.send_signal(signal.SIGTERM)  # it would stay for a while, to answer how the run ended
         said = self.broker.communicate()[1]
         assert self.broker.returncode == 0, said
-        return json.loads((self._home / "runs-of-broker" / RUN / "result.json").read_text())
+        return json.loads((self._home / f"runs-of-{self._of_broker}" / RUN / "result.json").read_text())
 
     def _start(self, machine: str, command: str, *options: str) -> Command:
         return self._workspace.start(command, self._plan, *options, **self._of(machine))
@@ -79,7 +84,7 @@ class KeyedParty:
         }
         return {"STAGELINE_RUN__STEPS": str(STEPS), **self._settings, **own}
 
-    def _printed(self) -> str:
+    def printed(self) -> str:
         """The join line that the broker prints; "" if it has no keys."""
         assert self.broker.stderr is not None
         while "start every worker with" not in (said := self.broker.stderr.readline()):
@@ -209,6 +214,45 @@ def test_a_machine_with_another_key_and_an_empty_disk_takes_the_place_of_one_tha
     shutil.rmtree(tmp_path / "runs-of-tower")
     result = party.end(kept, party.worker("laptop"))
     assert result["weights_sha256"] == expected(24)
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_lost_goes_on_at_another_machine_that_has_its_key_file_and_at_no_other(
+    server: RedisServer, workspace: Workspace, tmp_path: Path
+) -> None:
+    settings = {"RUN__STEPS": "24", "RECOVERY__LEASE": "5s"}
+    party = KeyedParty(workspace, plan_in(tmp_path), server.port, **settings)
+    workers = [party.worker(name) for name in ("desk", "tower")]
+    wait_for(lambda: party.finished() >= 2)
+    os.kill(party.broker.pid, signal.SIGKILL)
+    party.broker.wait()
+    shutil.copy(tmp_path / "broker.key", tmp_path / "laptop.key")
+    party.broker = party.start_broker("laptop")
+    assert party.end(*workers)["weights_sha256"] == expected(24)
+    stranger = party.start_broker("stranger")
+    said = stranger.communicate()[1]
+    assert stranger.returncode == 1
+    assert "are sealed with another key than this process has" in said
+
+
+@pytest.mark.slow
+def test_a_key_that_knocks_is_named_and_works_once_it_is_admitted_and_not_once_it_is_revoked(
+    server: RedisServer, workspace: Workspace, tmp_path: Path
+) -> None:
+    party = KeyedParty(workspace, plan_in(tmp_path), server.port)
+    address = party.line.rsplit(".", 2)[0]  # without the invitation
+    guest, run = party.worker("tower", address), f"{tmp_path}/runs-of-broker/{RUN}"
+    knock = until(guest.stderr, "stageline keys admit k1.").partition("keys admit ")[2].split()[0].strip("`.")
+    assert knock in party.ask("keys", "ls", run)
+    assert "may work" in party.ask("keys", "admit", knock, run)
+    party.end(party.worker("desk"), guest)
+    party.broker = party.start_broker()
+    assert party.printed() == party.line
+    assert "is revoked" in party.ask("keys", "revoke", knock, run)
+    refused = party.worker("tower", address)
+    assert "keys admit" in until(refused.stderr, "stageline keys admit k1.")
+    workspace.kill()
+    wait_for(lambda: not workspace.processes())
 
 
 def port_of(tap: ByteTap) -> int:

@@ -25,6 +25,7 @@ from .refusals import NEW_LINE, admitting, shown
 JOIN = "STAGELINE_JOIN"  # the variable with a join line or an address
 REPEAT = 0.5  # seconds after which an enrolment without an answer is sent again
 LOOK = 0.05  # seconds between two looks at the connection
+SILENCE = 3.0  # seconds without an answer, after which that is said
 KNOWN = 10.0  # seconds for a broker that has refused an invitation to say if it knows the key of this machine
 
 
@@ -112,7 +113,7 @@ def enrol(line: JoinLine, pair: KeyPair, name: str, patience: float) -> None:
 
 def _enrolled(channel: ClientChannel, address: str, asked: Enrolment, pair: KeyPair, deadline: float) -> None:
     """Send the enrolment until it is answered. `pair` is that of the invitation, with which `channel` was dialled."""
-    due = 0.0
+    begun, due, told = monotonic(), 0.0, False
     while True:
         if channel.renewed() or monotonic() >= due:
             channel.send(encode_enrolment(asked))
@@ -128,9 +129,19 @@ def _enrolled(channel: ClientChannel, address: str, asked: Enrolment, pair: KeyP
                 return
         if refusal := KeyRefusal(channel.refusal):
             raise KeyRefused(refusal, address, pair)
-        if monotonic() > deadline:
+        now = monotonic()
+        if now > deadline or (not told and now - begun > SILENCE):
             lacking = channel.trouble or "nothing answers there: start the broker, or open its port"
-            raise BrokerUnreachable(f"{shown(address)}: {lacking}")
+            if now > deadline:
+                raise BrokerUnreachable(f"{shown(address)}: {lacking}")
+            _warn(f"{shown(address)}: {lacking}. It is tried again for {deadline - now:.0f} s")
+            told = True
+
+
+def _warn(text: str) -> None:
+    import structlog  # imports rich, for which commands that only ask would wait
+
+    structlog.get_logger().warning(text)
 
 
 def _admits(address: str, pair: KeyPair) -> bool:

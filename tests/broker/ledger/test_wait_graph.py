@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import Event, Lack, StepRecord, Wait
 from stageline.broker.coordinator.waiting import why_waiting
+from stageline.broker.keys.access import OPEN, Access
+from stageline.broker.keys.register import KeyRegister
 from stageline.broker.ledger.wait_graph import LATE, QUIET
 from stageline.pipeline.program import Evaluation, NormClipping, Per, Program, Queue, TiedStages
 from stageline.pipeline.schedule import make_schedule
@@ -268,3 +270,12 @@ def test_whatever_is_reported_there_is_an_answer(data: st.DataObject):
     facts = line.why()
     assert facts["text"]
     assert facts["action"]
+
+
+@pytest.mark.parametrize(
+    ("access", "said"),
+    [(OPEN, "worker CONFIG --broker URL --index 0"), (Access(KeyRegister()), "worker CONFIG --join LINE --index 0")],
+)
+def test_an_empty_place_is_filled_by_the_line_of_a_broker_with_keys(access: Access, said: str) -> None:
+    talk = Conversation(terms=replace(TERMS, access=access))
+    assert said in why_waiting(talk.core.run, talk.now).action

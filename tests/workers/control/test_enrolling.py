@@ -8,6 +8,7 @@ from pathlib import Path
 from time import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from stageline.broker.errors import BadJoinLine, ForeignMessage, NotEnrolled
 from stageline.broker.keys.admission import ServerKeys
@@ -18,6 +19,7 @@ from stageline.broker.keys.register import Invitation, KeyRegister
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.addresses import parted
 from stageline.pipeline.errors import ExitCode
+from stageline.workers.control import enrolling
 from stageline.workers.control.client import BrokerUnreachable, KeyMissing, KeyRefused
 from stageline.workers.control.enrolling import demand_key, enrol, entered
 from stageline.workers.keys.keyring import own_pair
@@ -125,6 +127,15 @@ def test_where_nothing_answers_patience_ends_and_the_address_is_named() -> None:
         pass
     with pytest.raises(BrokerUnreachable, match=f"{address}: nothing answers there"):
         enrol(JoinLine(address, KeyPair.generate().public, SECRET), MACHINE, "worker-0", patience=0)
+
+
+def test_a_wait_for_the_broker_is_told_with_its_cause_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(enrolling, "SILENCE", 0.0)
+    line = JoinLine("tcp://no-such-host.invalid:7000", KeyPair.generate().public, SECRET)
+    with capture_logs() as logged, pytest.raises(BrokerUnreachable, match=r"'no-such-host\.invalid'"):
+        enrol(line, MACHINE, "worker-0", patience=0.5)
+    (said,) = logged
+    assert "the name 'no-such-host.invalid' in tcp://no-such-host.invalid:7000 cannot be resolved" in said["event"]
 
 
 def test_the_address_of_a_line_is_dialled_by_this_machines_key_and_by_the_operators_where_the_broker_has_it(
