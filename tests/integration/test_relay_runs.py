@@ -10,7 +10,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 from socket import gethostname
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -45,12 +45,12 @@ def test_a_relay_and_a_worker_are_lost(fork_server: ForkServer, tmp_path: Path) 
 
 
 @contextmanager
-def run_of(*arguments: object, **options: object) -> Iterator[RelayedRun]:
-    run = RelayedRun(*arguments, **options)  # type: ignore[arg-type]
+def run_of(relay: Site, desks: Sequence[Site], *others: Any) -> Iterator[RelayedRun]:
     try:
-        yield run
+        yield RelayedRun(relay, desks, *others)
     finally:
-        run.kill()
+        for site in (relay, *desks):
+            site.kill()
 
 
 def the_relay_is_killed(run: RelayedRun) -> None:

@@ -25,12 +25,13 @@ class Site:
         self.folder = folder
         self.plan = plan
         self._enter = enter
+        self._started: list[subprocess.Popen[bytes]] = []
         folder.mkdir()
 
     def start(self, log: str, *words: str, **environment: str) -> "subprocess.Popen[bytes]":
         """Starts a command of `stageline`, which writes to the file `log` in the folder."""
         with (self.folder / log).open("ab") as output:
-            return subprocess.Popen(
+            started = subprocess.Popen(
                 [*self._enter, sys.executable, "-P", "-m", "stageline", *words],
                 cwd=self.folder,
                 env={
@@ -43,6 +44,14 @@ class Site:
                 stdout=output,
                 stderr=output,
             )
+        self._started.append(started)
+        return started
+
+    def kill(self) -> None:
+        """Ends all that was started here."""
+        for process in self._started:
+            process.kill()
+            process.wait()
 
     def said(self, log: str, pattern: re.Pattern[str]) -> str:
         """What a log has of the pattern, once it has it."""
@@ -120,11 +129,6 @@ class RelayedRun:
         assert self.relay.wait(PATIENCE) == 0, self.logs()
         result = json.loads((self._desks[0].folder / "runs" / RUN / "result.json").read_text())
         return str(result["weights_sha256"])
-
-    def kill(self) -> None:
-        for process in (*self.workers, self.broker, self.relay):
-            process.kill()
-            process.wait()
 
     def logs(self) -> str:
         return "\n".join(path.read_text() for each in (self._relay, *self._desks) for path in each.folder.glob("*.log"))
