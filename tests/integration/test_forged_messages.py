@@ -141,7 +141,7 @@ def test_what_strangers_request_of_a_queue_is_not_believed(workspace: Workspace)
     for url in run.worker_urls:
         for worker in facts["workers"]:
             for request in requests(facts["run"], worker["incarnation"]):
-                say(url, pack(request), pack(request, b"a guess".ljust(32)))
+                say(url, pack(request), pack(request, {request.queue: b"a guess".ljust(32)}))
     ended, logs = run.end()
     assert ended == digest
     for name in ("worker 0", "worker 1"):

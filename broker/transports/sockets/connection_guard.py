@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from time import monotonic
 from typing import Any
 
@@ -42,6 +43,7 @@ _BYTES_RECEIVED = 128  # where Linux has tcpi_bytes_received, u64, in its tcp_in
 
 _ENDED = "it ended, or was not of the protocol, and has brought no message"
 _RESET = struct.pack("ii", 1, 0)
+_numbers = count()  # of monitors in this process
 
 log = structlog.get_logger()
 
@@ -56,7 +58,7 @@ def open_monitor(context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", events:
         socket: Socket to watch.
         events: `zmq.EVENT_*`, or-ed.
     """
-    address = f"inproc://monitor-{id(socket)}"
+    address = f"inproc://monitor-{next(_numbers)}"  # not by id(socket): a closed one's address is freed later
     socket.monitor(address, events)
     monitor: zmq.Socket[Any] = context.socket(zmq.PAIR)
     monitor.set(zmq.LINGER, 0)

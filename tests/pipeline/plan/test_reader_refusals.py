@@ -11,7 +11,7 @@ from stageline.pipeline.plan import PlanRefused, from_mapping, read_plan
 from stageline.pipeline.plan.keys.models import TABLES, section
 from support.small_plans import SMALLEST, VALUES, the_error
 
-QUEUES = '"memory://", "shm://", "ipc://", "tcp://127.0.0.1:5600", "redis://127.0.0.1:6379/0"'
+QUEUES = '"memory://", "shm://", "ipc://", "tcp://127.0.0.1:5600", "relay://'
 
 BAD = """\
 colour = 3
@@ -196,7 +196,7 @@ WRONG = [
     ({"queues__url": "redis://:6379/0"}, "queues.url", "a host is missing"),
     ({"queues__url": "redis://h/abc"}, "queues.url", "'/abc', is not the number of a database"),
     ({"queues__url": "unix://"}, "queues.url", "the path of a socket is missing"),
-    ({"broker__url": "memory://"}, "broker.url", '"tcp://127.0.0.1:5600", "redis://'),
+    ({"broker__url": "memory://"}, "broker.url", '"tcp://127.0.0.1:5600", "relay://'),
     ({"queues__retain_bytes": "3 bytes"}, "queues.retain_bytes", "units are B, KB, MB, GB, KiB, MiB, GiB"),
     (
         {"queues__retain_bytes": 0},
