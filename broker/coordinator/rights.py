@@ -85,4 +85,4 @@ def demand_place(known: EnrolledKey, outline: Outline) -> None:
 
 def short(key: str) -> str:
     """Return the first characters of a key's text, for people."""
-    return f"{key[:11]}..." if key else "of nobody"
+    return f"{key[:11]}..."

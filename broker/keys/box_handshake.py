@@ -41,7 +41,7 @@ class FrameKind(IntEnum):
 
 @dataclass(slots=True)
 class BoxSession:
-    """One side's knowledge of a session. Serials are those of the last message each way."""
+    """Knowledge that one side has of a session. Serials are those of the last message each way."""
 
     nonce: bytes
     to_broker: bytes = field(repr=False)

@@ -18,7 +18,7 @@ def guard_of(queues: str, *, is_private: bool) -> QueueGuard:
 
     Args:
         queues: `queues.url` of the plan.
-        is_private: True if nobody else can read what the broker tells the workers, such as their keys.
+        is_private: True if no other process can read what the broker tells the workers, such as their keys.
     """
     transport = transport_of(queues)
     if not is_private or not transport.crosses(queues):

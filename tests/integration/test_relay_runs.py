@@ -1,4 +1,4 @@
-"""Whole runs through a relay: the same weights, whoever is killed, and nothing to read on the way."""
+"""Whole runs through a relay: the same weights, whichever process is killed, and nothing to read on the way."""
 
 import os
 import re

@@ -95,7 +95,8 @@ class Entrance:
             return cls(own, Doorkeeper(operator_pair(own).public))
         if insecure := plan.broker.insecure and needs_keys(url):
             log.warning(
-                "broker.insecure = true: whoever reaches the broker can read and change the run", address=masked(url)
+                "broker.insecure = true: every process that reaches the broker can read and change the run",
+                address=masked(url),
             )
         return cls(None, None, insecure)
 

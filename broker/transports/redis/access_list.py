@@ -30,7 +30,7 @@ _READING = "+get +hget +hgetall"
 
 @dataclass(frozen=True, slots=True)
 class ServerUse:
-    """What a run has at one server.
+    """Use that a run makes of one server.
 
     Attributes:
         run: Pattern of the run's id.

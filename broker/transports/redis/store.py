@@ -36,7 +36,7 @@ _SOON, _LATE = 0.02, 1.0  # seconds before it is tried again: the first time, an
 
 
 class _Values(Protocol):
-    """What is made of the values of hashes. A name is that of a hash and a field."""
+    """Form in which the values of hashes are kept. A name is that of a hash and a field."""
 
     def seal(self, name: bytes, text: bytes) -> bytes: ...
 

@@ -258,7 +258,7 @@ class Router(OutboundLink):
         self._guard.close_all()
 
     def renew(self, curve: CurveServer) -> None:
-        """Use the keys of `curve` from now on: listen anew at the same place, and close all connections soon.
+        """Use the keys of `curve` from now on: listen again at the same place, and close all connections soon.
 
         Raises `EndpointTaken` if another process has taken the place in that moment.
         """

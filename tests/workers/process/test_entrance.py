@@ -89,7 +89,7 @@ def test_after_a_revocation_a_successor_invites_by_another_line(tmp_path: Path, 
 
 
 def test_a_broker_with_another_key_takes_no_invitation_of_the_former_one(tmp_path: Path) -> None:
-    """Whoever has a key that leaked can derive the secrets of all its invitations."""
+    """The holder of a key that leaked can derive the secrets of all its invitations."""
     store = MemoryStore()
     first = entrance(BEYOND, tmp_path).open(store, "run-1", supervised=False)
     assert first.access.register is not None

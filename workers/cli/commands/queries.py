@@ -200,7 +200,7 @@ def _admission(keys: Facts | None) -> list[str]:
     if keys is None:
         return []
     if keys["insecure"]:
-        return ["insecure: whoever reaches the broker can read and change the run (broker.insecure = true)"]
+        return ["insecure: every process that reaches the broker can read and change the run (broker.insecure = true)"]
     knocks = [f"{key} knocked: `stageline keys admit {key}` admits it" for key in keys["knocks"]]
     return [f"{counted(keys['admitted'], 'key')} admitted; the broker is trusted with what the queues carry", *knocks]
 

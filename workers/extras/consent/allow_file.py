@@ -72,7 +72,7 @@ class NoConsent(StagelineError):
 
 
 class Allowance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the file.
+    """Entry of the file.
 
     Attributes:
         name: Name of the plan.

@@ -166,7 +166,7 @@ def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
 def examine_keys(broker: str, *, insecure: bool, environment: Mapping[str, str]) -> Iterator[CheckResult]:
     """Yield the findings about keys: of the libraries, of this user, and of the broker, which is asked if it has some.
 
-    Nobody enrols by this.
+    The check enrols no key.
 
     Args:
         broker: Address of the broker, or a join line.
