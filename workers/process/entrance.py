@@ -7,9 +7,10 @@ any other address                   likewise, without one
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event
 from time import time
 
 import msgspec
@@ -29,6 +30,7 @@ from stageline.pipeline.retry import reason_of
 from stageline.workers.keys.keyring import own_join_line, own_pair
 
 INVITED = 24 * 3600.0  # seconds for which the invitation is good that a broker makes at its start
+LOADING = 2.0  # seconds that a peer waits for the register; one that is told to dial again does so after 5 s
 LOG = "keys.log"
 
 log = structlog.get_logger()
@@ -41,7 +43,7 @@ def has_keys(plan: Plan, url: str) -> bool:
 
 @dataclass(slots=True)
 class Doorkeeper:
-    """Admission of a broker, which may be asked before the register is loaded: then peers shall dial again.
+    """Admission of a broker, which may be asked before the register is loaded: then it waits for that.
 
     Attributes:
         operator: Key of the operator, which is admitted always.
@@ -50,11 +52,16 @@ class Doorkeeper:
 
     operator: PublicKey
     register: KeyRegister | None = None
+    _loaded: Event = field(init=False, default_factory=Event)
 
     def admits(self, public: PublicKey) -> bool:
-        """Return True if who has the secret of `public` may connect. Raises `NotReady`."""
+        """Return True if who has the secret of `public` may connect.
+
+        Raises `NotReady` if the register is not loaded within `LOADING` seconds.
+        """
         if public == self.operator:
             return True
+        self._loaded.wait(LOADING)
         if self.register is None:
             raise NotReady
         return self.register.admits(public)
@@ -62,6 +69,7 @@ class Doorkeeper:
     def begin(self, register: KeyRegister) -> None:
         """Admit by `register` from now on."""
         self.register = register
+        self._loaded.set()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The entrance to a broker: keys beyond this machine, the same line after a restart, and a log of keys."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -42,9 +43,25 @@ def test_a_broker_has_keys_beyond_this_machine_unless_its_plan_renounces_them(tm
         assert opened.access.summary == ({"insecure": True} if url == BEYOND else None)
 
 
+def test_a_key_that_comes_before_the_register_is_loaded_waits_for_it(tmp_path: Path, own: KeyPair) -> None:
+    """It was told to dial again, and did so after five seconds: a worker was lost to a short lease meanwhile."""
+    store, other = MemoryStore(), KeyPair.generate().public
+    register = entrance(BEYOND, tmp_path).open(store, "run-1", supervised=False).access.register
+    assert register is not None
+    register.admit(other, 0.0)
+    store.put(KEYS, msgspec.to_builtins(register.record))
+    again = entrance(BEYOND, tmp_path)
+    assert again.keys is not None
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(again.keys.admission.admits, other)
+        again.open(store, "run-1", supervised=False)
+        assert answer.result()
+
+
 def test_before_its_register_is_loaded_a_broker_admits_its_operator_and_has_others_dial_again(
-    tmp_path: Path, own: KeyPair
+    tmp_path: Path, own: KeyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(module, "LOADING", 0.01)
     made = entrance(BEYOND, tmp_path)
     assert made.keys is not None
     assert made.keys.admission.admits(operator_pair(own).public)
