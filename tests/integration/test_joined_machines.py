@@ -2,41 +2,20 @@
 
 import json
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from stageline.broker.keys.join_line import JoinLine
 from stageline.broker.keys.pairs import encoded
 from stageline.pipeline.errors import ExitCode
 from support.fork_server import ForkServer
-from support.workspace import Command, Workspace, own_address, until, wait_for
+from support.machines import GATED, broker_at, present
+from support.workspace import Workspace, wait_for
 
-GATED = """
-import os
-from torch import nn
-
-class Gate(nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls == 9 and os.path.exists("gate"):
-            open("gate").read()
-        return x
-
-def build():
-    return nn.Sequential(nn.Linear(4, 8), Gate(), nn.Linear(8, 2))
-
-def accuracy(outputs, targets):
-    return (outputs.argmax(1) == targets).float().mean()
-"""
 SETS = (
     "--set",
     "recovery.lease=2",
@@ -64,20 +43,6 @@ def machines(tmp_path: Path, fork_server: ForkServer, stack: ExitStack) -> tuple
     return desk, lab
 
 
-def broker_at(desk: Workspace) -> tuple[Command, JoinLine]:
-    """A broker that other machines can reach, and the line that it prints, with an address that can be dialled."""
-    broker = desk.start("broker", ".", "--bind", "tcp://0.0.0.0:0", *SETS[:-2])
-    printed = re.search("--join '(.*)'", until(broker.stderr, "start every worker with"))
-    assert printed is not None
-    line = JoinLine.parse(printed[1])
-    return broker, replace(line, address=f"tcp://{own_address()}:{line.address.rpartition(':')[2]}")
-
-
-def present(desk: Workspace) -> list[str]:
-    facts = json.loads(desk.command("status", "--json").stdout)
-    return [row["name"] for row in facts["workers"] if row["standing"] == "present"]
-
-
 @pytest.mark.slow
 def test_a_machine_that_was_set_up_again_joins_by_the_same_line_and_takes_the_place_of_the_lost_one(
     machines: tuple[Workspace, Workspace],
@@ -86,7 +51,7 @@ def test_a_machine_that_was_set_up_again_joins_by_the_same_line_and_takes_the_pl
     plain = desk.command("train", "--json", *SETS[:-2], "--set", "run.dir=plain")
     wanted = json.loads(plain.stdout)["weights_sha256"]
     os.mkfifo(desk.folder / "gate")
-    broker, line = broker_at(desk)
+    broker, line = broker_at(desk, "tcp://0.0.0.0:0", *SETS[:-2])
     stays = desk.start("worker", ".", "--join", line.text, "--index", "0", *SETS)
     lost = lab.start("worker", ".", "--index", "1", "--name", "lost", *SETS, "--join", STAGELINE_JOIN=line.text)
     wait_for(lambda: "lost" in present(desk))
@@ -118,7 +83,7 @@ def test_a_line_that_is_not_on_the_command_line_is_on_none_and_in_no_childs_envi
             "def build():\n", "def build():\n    subprocess.Popen(['sleep', '600'])\n"
         ),
     )
-    broker, line = broker_at(desk)
+    broker, line = broker_at(desk, "tcp://0.0.0.0:0", *SETS[:-2])
     lab.write("line.txt", line.text)
     arguments = ("worker", ".", *SETS, *(("--join", "@line.txt") if way == "file" else ()))
     worker = lab.start(*arguments, cold=True, **({} if way == "file" else {"STAGELINE_JOIN": line.text}))

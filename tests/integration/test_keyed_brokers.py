@@ -4,14 +4,14 @@ admitted. Machines are told apart by their key files."""
 import json
 import re
 import signal
-from dataclasses import replace
 
 import pytest
 
 from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.keys.keyring import own_pair
-from support.workspace import Command, Workspace, own_address, until, wait_for
+from support.machines import here, line_in
+from support.workspace import Command, Workspace, until, wait_for
 
 BIND = ("--bind", "tcp://0.0.0.0:0")
 
@@ -33,12 +33,7 @@ class Machines:
     def broker(self, *arguments: str) -> tuple[Command, JoinLine]:
         """A broker, and the line that it prints, with an address that is this machine's for certain."""
         broker = self._workspace.start("broker", ".", *(arguments or BIND), *self._sets, **self.key("desk"))
-        printed = re.search(
-            r"start every worker with: stageline worker \. .*--join '(.*)'", until(broker.stderr, "start")
-        )
-        assert printed is not None
-        line = JoinLine.parse(printed[1])
-        return broker, replace(line, address=f"tcp://{own_address()}:{line.address.rpartition(':')[2]}")
+        return broker, line_in(until(broker.stderr, "start every worker with"))
 
     def worker(self, machine: str, line: str, *options: str) -> Command:
         arguments = ("worker", ".", "--join", line, *options, *self._sets)
@@ -142,9 +137,7 @@ def test_a_key_that_knocks_is_shown_and_joins_once_it_is_admitted(machines: Mach
 def test_lines_are_made_for_one_machine_for_one_place_or_to_look_on(machines: Machines) -> None:
     broker, _ = machines.broker()
     printed = machines.says("keys", "invite", "--once", "--worker", "1", "--as", "lab").strip()
-    once = replace(
-        JoinLine.parse(printed), address=f"tcp://{own_address()}:{printed.partition('#')[0].rpartition(':')[2]}"
-    ).text
+    once = here(JoinLine.parse(printed)).text
     wrong = machines.worker("lab", once, "--index", "0")
     assert wrong.wait() == ExitCode.NOT_ADMITTED
     assert "worker 1 alone" in wrong.stderr.read()

@@ -6,35 +6,15 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stageline.broker.keys.join_line import JoinLine
 from support.fork_server import ForkServer
+from support.machines import GATED, broker_at, present
 from support.redis_server import RedisServer
-from support.workspace import Command, Workspace, own_address, until, wait_for
+from support.workspace import Workspace, wait_for
 
-GATED = """
-import os
-from torch import nn
-
-class Gate(nn.Module):
-    calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        if self.calls == 9 and os.path.exists("gate"):
-            open("gate").read()
-        return x
-
-def build():
-    return nn.Sequential(nn.Linear(4, 8), Gate(), nn.Linear(8, 2))
-
-def accuracy(outputs, targets):
-    return (outputs.argmax(1) == targets).float().mean()
-"""
 SETS = ("--set", "recovery.lease=60", "--set", "recovery.action=600", "--set", "recovery.snapshot_every=1")
 
 
@@ -55,22 +35,6 @@ def machines(tmp_path: Path, fork_server: ForkServer, stack: ExitStack) -> list[
     return found
 
 
-def broker_at(desk: Workspace, address: str, sets: tuple[str, ...]) -> tuple[Command, str]:
-    """A broker that other machines can reach, and the line that leads to it."""
-    broker = desk.start("broker", ".", "--bind", address, *sets)
-    printed = re.search("--join '(.*)'", until(broker.stderr, "start every worker with"))
-    assert printed is not None
-    line = JoinLine.parse(printed[1])
-    if line.address.startswith("tcp:"):
-        line = replace(line, address=f"tcp://{own_address()}:{line.address.rpartition(':')[2]}")
-    return broker, line.text
-
-
-def present(desk: Workspace) -> list[str]:
-    facts = json.loads(desk.command("status", "--json").stdout)
-    return [row["name"] for row in facts["workers"] if row["standing"] == "present"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("queues", "at"), [("tcp", "tcp"), ("redis", "tcp"), ("redis", "redis")])
 def test_another_machine_takes_the_place_at_once_and_the_run_ends_as_if_nothing_had_been(
@@ -83,14 +47,14 @@ def test_another_machine_takes_the_place_at_once_and_the_run_ends_as_if_nothing_
     sets = (*SETS, "--set", f"queues.url={urls[queues]}", "--set", shared)
     wanted = json.loads(desk.command("train", "--json", *SETS, "--set", "run.dir=plain").stdout)["weights_sha256"]
     os.mkfifo(desk.folder / "gate")
-    broker, line = broker_at(desk, urls[at], sets)
-    stays = desk.start("worker", ".", "--join", line, "--index", "0", "--name", "stays", *sets)
-    out = lab.start("worker", ".", "--join", line, "--index", "1", "--name", "out", *sets)
+    broker, line = broker_at(desk, urls[at], *sets)
+    stays = desk.start("worker", ".", "--join", line.text, "--index", "0", "--name", "stays", *sets)
+    out = lab.start("worker", ".", "--join", line.text, "--index", "1", "--name", "out", *sets)
     wait_for(lambda: len(present(desk)) == 2)
     key = lab.command("keys", "show").stdout.strip()
     revoked = desk.command("keys", "revoke", re.findall(r"k1\.\S+", key)[0])
     assert revoked.returncode == 0, revoked.stderr
-    takes = clinic.start("worker", ".", "--join", line, "--index", "1", "--name", "takes", *sets)
+    takes = clinic.start("worker", ".", "--join", line.text, "--index", "1", "--name", "takes", *sets)
     wait_for(lambda: "takes" in present(desk))
     (desk.folder / "gate").write_text("")
     assert [stays.wait(), takes.wait()] == [0, 0]

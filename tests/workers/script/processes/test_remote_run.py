@@ -2,12 +2,10 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,15 +13,15 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from stageline.broker.keys.join_line import JoinLine
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import Position
 from stageline.workers.script.processes.remote_run import PositionFile, RemoteRun
 from support.fork_server import ForkServer
+from support.machines import line_in
 from support.paths import EXAMPLES, TESTS
 from support.redis_server import RedisServer, shared_server
 from support.reference import reference_digest
-from support.workspace import Command, Workspace, free_port, own_address, until, wait_for
+from support.workspace import Command, Workspace, free_port, until, wait_for
 
 SCRIPT = TESTS / "support" / "script"
 
@@ -62,26 +60,18 @@ def join(there: Workspace, address: str) -> list[Command]:
     return [there.start("worker", "--join", address) for _ in range(2)]
 
 
-def line_in(text: str) -> str:
-    """The join line that a process has printed, with an address of this machine that can be dialled for certain."""
-    printed = re.search("--join '(.*)'", text)
-    assert printed is not None, text
-    line = JoinLine.parse(printed[1])
-    return replace(line, address=f"tcp://{own_address()}:{line.address.rpartition(':')[2]}").text
-
-
 @pytest.mark.slow
 def test_workers_that_join_by_the_line_compute_what_the_script_does_inline_also_one_that_comes_back_with_a_new_key(
     workspace: Workspace, there: Workspace, undisturbed: dict[str, Any]
 ) -> None:
     os.mkfifo(workspace.folder / "gate")
     script = start(workspace, f"tcp://0.0.0.0:{free_port()}", "gate", "12")
-    line = line_in(until(script.stderr, "waiting for workers 0 and 1"))
+    line = line_in(until(script.stderr, "waiting for workers 0 and 1")).text
     workers = join(there, line)
     until(script.stdout, "at step 12")
     workers.pop().kill()
     assert "; its replacement begins at step " in until(script.stderr, "stageline: worker ")
-    assert line_in(until(script.stderr, "stageline: waiting for worker ")) == line
+    assert line_in(until(script.stderr, "stageline: waiting for worker ")).text == line
     there.key.unlink()  # as on a machine that was set up again
     workers.append(there.start("worker", "--join", line))
     (workspace.folder / "gate").write_text("")
