@@ -40,6 +40,7 @@ with atheris.instrument_imports(include=["stageline"]):
         unpack,
     )
     from stageline.broker.transports.redis.entries import read_credit
+    from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
     from stageline.broker.transports.sockets.shm_producer import (
         COPIED,
         MEMORY,
@@ -51,8 +52,6 @@ with atheris.instrument_imports(include=["stageline"]):
         REQUEST,
         ConsumerConnection,
         Listener,
-        SharedMemory,
-        new_descriptor,
         preamble,
     )
     from stageline.broker.transports.sockets.shm_queues import Dialer

@@ -1,6 +1,6 @@
 """Transports without a server: shared memory on one machine, ZeroMQ across machines, also through a relay.
 
-May import everything of broker below it. Read `shm_queues.py` first, then `shm_producer.py`.
+May import everything of broker below it. Read `shm_queues.py` first, then `shm_producer.py`, `shm_memory.py`.
 """
 
 import re

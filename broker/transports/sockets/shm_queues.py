@@ -25,6 +25,7 @@ from stageline.broker.queues.links import InboundLink
 from stageline.broker.queues.secrets import NO_KEYS, Keys
 
 from .bind import is_trusted, user_of
+from .shm_memory import SharedMemory
 from .shm_producer import (
     COPIED,
     COUNT,
@@ -38,7 +39,6 @@ from .shm_producer import (
     REQUEST,
     TWO,
     Listener,
-    SharedMemory,
     lengths,
 )
 

@@ -15,6 +15,7 @@ from stageline.broker.codec.message import Frame, encode
 from stageline.broker.errors import BadMessage
 from stageline.broker.queues.delivery import TOO_OFTEN
 from stageline.broker.queues.ends import QueueOptions
+from stageline.broker.transports.sockets.shm_memory import SharedMemory, new_descriptor
 from stageline.broker.transports.sockets.shm_producer import (
     COPIED,
     LARGEST,
@@ -26,8 +27,6 @@ from stageline.broker.transports.sockets.shm_producer import (
     REPLY,
     REQUEST,
     REQUESTS,
-    SharedMemory,
-    new_descriptor,
     preamble,
 )
 from stageline.broker.transports.sockets.shm_queues import ShmQueues

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stageline.broker.errors import BadMessage
-from stageline.broker.transports.sockets.shm_producer import Places, SharedMemory, new_descriptor
+from stageline.broker.transports.sockets.shm_memory import Places, SharedMemory, new_descriptor
 
 SIZE = 100
 NAMED = "/dev/shm"  # noqa: S108  # where memory with a name would be

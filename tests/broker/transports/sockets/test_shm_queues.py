@@ -22,6 +22,7 @@ from stageline.broker.queues.requests import CreditRequest, pack
 from stageline.broker.transports.sockets import shm_producer as connection
 from stageline.broker.transports.sockets import shm_producer as listener
 from stageline.broker.transports.sockets import shm_queues as dialer
+from stageline.broker.transports.sockets.shm_memory import new_descriptor
 from stageline.broker.transports.sockets.shm_producer import MEMORY, NUMBER, REQUEST, ConsumerConnection
 from stageline.broker.transports.sockets.shm_queues import Dialer, ShmQueues
 from support.fork_server import ForkServer
@@ -565,7 +566,7 @@ def test_memory_in_the_middle_of_messages_replaces_the_former(
         consumer.connect({KEY: f"shm://{tmp_path}/1"})
         raw = stack.enter_context(listening.accept()[0])
         for _ in range(100):
-            descriptor = connection.new_descriptor(10)
+            descriptor = new_descriptor(10)
             socket.send_fds(raw, [NUMBER.pack(MEMORY, 10)], [descriptor])
             os.close(descriptor)
             assert consumer.inbound(KEY).take(0) is None
