@@ -109,7 +109,10 @@ class RelaySession:
         """Return code and ticket of the next note that came. Raises `Unproven`."""
         self._opened += 1
         code, ticket = _NOTE.unpack(_unsealed(self._open, _nonce(self._opened), note, b""))
-        return NoteCode(code), ticket
+        try:
+            return NoteCode(code), ticket
+        except ValueError as error:
+            raise Unproven(f"what came is no note: {error}") from error
 
 
 class DiallersHandshake:

@@ -201,6 +201,15 @@ def test_notes_cannot_be_repeated_or_changed() -> None:
         mine.open(_flipped(second, 3))
 
 
+def test_a_note_of_an_unknown_kind_ends_a_connection_and_raises_nothing_else() -> None:
+    """A listener's link, and the relay's task, died of it: the one without a word, the other with a traceback."""
+    asking, answering, _ = shaken()
+    request, mine = asking.request(answering.answer, RelayRequest(Wish.LISTEN))
+    *_, theirs = answering.read(request)
+    with pytest.raises(Unproven, match="99"):
+        theirs.open(mine.seal(99))  # type: ignore[arg-type]
+
+
 def _flipped(text: bytes, place: int) -> bytes:
     return text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :]
 
