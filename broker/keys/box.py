@@ -27,27 +27,20 @@ LOST alone is not proven; it makes a client open another session, and keep the o
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from .admission import Admission, NotReady
-from .box_handshake import NONCE, START, TAG, BoxHandshake, BoxSession, FrameKind, opened, parts_of, sealed, start_of
+from .box_handshake import NONCE, START, BoxHandshake, BoxSession, FrameKind, parts_of, start_of
 from .pairs import SECRET_BYTES, KeyPair, PublicKey
+from .single_use import SALT, TAG, RandomBytes, key_of, opened, sealed
 
-SALT = 24  # random bytes of a message's frame
 MOST_SESSIONS = 4096  # that a broker keeps; of more, those that were silent longest are lost
 
 _SERIAL = struct.Struct(">Q")
 
 SURPLUS = START.size + _SERIAL.size + SALT + TAG  # bytes by which a frame is longer than its message
-
-RandomBytes: TypeAlias = Callable[[int], bytes]
-"""Function that returns as many random bytes as it is asked for, `os.urandom`."""
 
 
 class ClientBox:
@@ -231,7 +224,7 @@ def _sealed_message(session: BoxSession, root: bytes, random: RandomBytes, messa
     session.said += 1
     salt = random(SALT)
     start = start_of(FrameKind.MESSAGE, session.nonce) + _SERIAL.pack(session.said) + salt
-    return start + sealed(HKDFExpand(SHA256(), 32, salt).derive(root), start, message)
+    return start + sealed(key_of(root, salt), start, message)
 
 
 def _opened_message(session: BoxSession, root: bytes, frame: bytes) -> bytes | None:
@@ -242,9 +235,8 @@ def _opened_message(session: BoxSession, root: bytes, frame: bytes) -> bytes | N
     if serial <= session.heard:
         return None
     end = SURPLUS - TAG
-    key = HKDFExpand(SHA256(), 32, frame[end - SALT : end]).derive(root)
     try:
-        message = opened(key, frame[:end], frame[end:])
+        message = opened(key_of(root, frame[end - SALT : end]), frame[:end], frame[end:])
     except InvalidTag:
         return None
     session.heard = serial

@@ -52,6 +52,11 @@ class PublicKey:
             raise BadKey(f"{_shown(text)} is not a public key: {_fault(signs)}. Copy it again")
         return cls(raw)
 
+    @classmethod
+    def received(cls, raw: bytes) -> "PublicKey":
+        """Return the key of 32 bytes that another process has sent. Raises `BadKey` unless they are those of a key."""
+        return cls.parse(cls(raw).text)
+
     @property
     def text(self) -> str:
         """The key as people copy it, 46 characters."""
@@ -88,6 +93,15 @@ class KeyPair:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         return cls(PublicKey(X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()), secret)
+
+    def agreed(self, peer: bytes) -> bytes:
+        """Return 32 bytes that only the owners of this pair and of the raw key `peer` can make.
+
+        Raises `ValueError` for a peer's key with which all can make them.
+        """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+        return X25519PrivateKey.from_private_bytes(self.secret).exchange(X25519PublicKey.from_public_bytes(peer))
 
 
 def invite_pair(secret: bytes) -> KeyPair:
