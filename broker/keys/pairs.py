@@ -16,7 +16,7 @@ PUBLIC_BYTES = SECRET_BYTES = 32
 VERSION = "k1"
 JOIN_SECRET_BYTES = 16
 KEY_SIGNS = 43  # characters of a key in base64url
-SHORT = 8  # characters of a key that are shown to people
+SHORT = 11  # characters of a key's text that are shown to people
 
 _SIGNS = re.compile(r"[A-Za-z0-9_-]*")
 _FIELD = 2**255 - 19
@@ -64,8 +64,8 @@ class PublicKey:
 
     @property
     def short(self) -> str:
-        """The first characters of the key, by which people tell keys apart; others may begin with the same."""
-        return encoded(self.raw)[:SHORT]
+        """The beginning of the key's text, by which people tell keys apart; others may begin with the same."""
+        return short(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,11 @@ def _fault(signs: str) -> str:
     return "no secret key leads to it, so that a character of it is another than it was"
 
 
+def short(text: str) -> str:
+    """Return the beginning of a key's `text`, for people: `k1.2n8Fh0XQ...`."""
+    return text if len(text) <= SHORT else f"{text[:SHORT]}..."
+
+
 def _shown(text: str) -> str:
     """Return the beginning of `text`, quoted: it may be long, and a secret that was taken for a public key."""
-    return repr(text if len(text) <= SHORT + len(VERSION) + 1 else f"{text[: SHORT + len(VERSION) + 1]}...")
+    return repr(short(text))
