@@ -22,7 +22,8 @@ themselves are put before the admission.
     WELCOME   f, 32 bytes | nothing, sealed                      REFUSED   nothing, sealed            LOST   nothing
     MESSAGE   serial, u64 | salt | the message, sealed
 
-LOST alone is not proven; it makes a client open another session, and keep the old one until then.
+LOST alone is not proven; it makes a client open another session, and keep the old one until then. It answers also what
+does not open in a session that has brought no message: an opening may have come again after its session was lost.
 """
 
 import struct
@@ -166,10 +167,8 @@ class BrokerBox:
         """
         kind, nonce, _ = parts_of(frame)
         match kind:
-            case FrameKind.MESSAGE if nonce in self._clients:
-                return self._message(self._clients[nonce], address, frame)
             case FrameKind.MESSAGE if len(frame) >= SURPLUS:
-                return Unboxed(answer=start_of(FrameKind.LOST, nonce))
+                return self._message(nonce, address, frame)
             case FrameKind.OPENING:
                 return self._reply(nonce, address, frame)
         return None
@@ -192,13 +191,16 @@ class BrokerBox:
         """Lose all sessions: clients open others, and are judged again."""
         self._clients.clear()
 
-    def _message(self, client: _Client, address: bytes, frame: bytes) -> Unboxed | None:
+    def _message(self, nonce: bytes, address: bytes, frame: bytes) -> Unboxed | None:
+        lost = Unboxed(answer=start_of(FrameKind.LOST, nonce))
+        if (client := self._clients.get(nonce)) is None:
+            return lost
         message = _opened_message(client.session, client.session.to_broker, frame)
         if message is None:
-            return None
+            return None if client.session.heard else lost  # a repeated opening made it: the client's has other keys
         client.address = address
-        self._clients.move_to_end(client.session.nonce)
-        return Unboxed(client.session.nonce, message)
+        self._clients.move_to_end(nonce)
+        return Unboxed(nonce, message)
 
     def _reply(self, nonce: bytes, address: bytes, frame: bytes) -> Unboxed | None:
         """Return the reply to an opening, whose client is judged only once it has proven its key."""
