@@ -2,9 +2,7 @@
 
 
 class RateLimit:
-    """A limit of `most` units a second; the unit that reaches it may exceed it.
-
-    Times are in seconds. A clock that is set back begins another second.
+    """A limit of `most` units a second; the unit that reaches it may exceed it. Times are monotonic, in seconds.
 
     Attributes:
         withheld: How often the limit refused, since `take_withheld`.
@@ -19,7 +17,7 @@ class RateLimit:
 
     def allows(self, now: float, amount: int = 1) -> bool:
         """Return True and use `amount` units if the second that `now` is in has units left; else count a refusal."""
-        if not 0 <= now - self._since < 1:
+        if now - self._since >= 1:
             self._since, self._used = now, 0
         if self._used >= self._most:
             self.withheld += 1
