@@ -23,12 +23,12 @@ from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.keys.access import Access
 from stageline.broker.keys.enrolment import answer_enrolment, enrolment_in, read_answer
 from stageline.broker.keys.orders import KeyOrder, KeyOrderFailed, carry_out
-from stageline.broker.keys.pairs import PublicKey
+from stageline.broker.keys.pairs import PublicKey, short
 from stageline.broker.keys.register import EnrolledKey, Invitation, KeyRegister
 from stageline.broker.rate_limit import RateLimit
 from stageline.pipeline.errors import ExitCode
 
-from .rights import NotAllowed, demand_place, demand_right, outline_of, short
+from .rights import NotAllowed, demand_place, demand_right, outline_of
 from .state import EventLog
 
 KEYS = "keys"  # name of the fact that has a broker's register

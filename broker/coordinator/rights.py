@@ -6,6 +6,7 @@ import msgspec
 
 from stageline.broker.control.protocol import opened
 from stageline.broker.errors import BadMessage
+from stageline.broker.keys.pairs import short
 from stageline.broker.keys.register import EnrolledKey, Right
 
 _ANY_WORK = frozenset({Right.WORK})
@@ -81,8 +82,3 @@ def demand_place(known: EnrolledKey, outline: Outline) -> None:
             f"the key {short(known.key)} may be worker {known.worker} alone, and asks for {asked}: "
             f"start it with --index {known.worker}"
         )
-
-
-def short(key: str) -> str:
-    """Return the first characters of a key's text, for people."""
-    return f"{key[:11]}..."

@@ -22,32 +22,26 @@ themselves are put before the admission.
     WELCOME   f, 32 bytes | nothing, sealed                      REFUSED   nothing, sealed            LOST   nothing
     MESSAGE   serial, u64 | salt | the message, sealed
 
-LOST alone is not proven; it makes a client open another session, and keep the old one until then.
+LOST alone is not proven; it makes a client open another session, and keep the old one until then. It answers also what
+does not open in a session that has brought no message: an opening may have come again after its session was lost.
 """
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from .admission import Admission, NotReady
-from .box_handshake import NONCE, START, TAG, BoxHandshake, BoxSession, FrameKind, opened, parts_of, sealed, start_of
+from .box_handshake import NONCE, START, BoxHandshake, BoxSession, FrameKind, parts_of, start_of
 from .pairs import SECRET_BYTES, KeyPair, PublicKey
+from .single_use import SALT, TAG, RandomBytes, key_of, opened, sealed
 
-SALT = 24  # random bytes of a message's frame
 MOST_SESSIONS = 4096  # that a broker keeps; of more, those that were silent longest are lost
 
 _SERIAL = struct.Struct(">Q")
 
 SURPLUS = START.size + _SERIAL.size + SALT + TAG  # bytes by which a frame is longer than its message
-
-RandomBytes: TypeAlias = Callable[[int], bytes]
-"""Function that returns as many random bytes as it is asked for, `os.urandom`."""
 
 
 class ClientBox:
@@ -173,10 +167,8 @@ class BrokerBox:
         """
         kind, nonce, _ = parts_of(frame)
         match kind:
-            case FrameKind.MESSAGE if nonce in self._clients:
-                return self._message(self._clients[nonce], address, frame)
             case FrameKind.MESSAGE if len(frame) >= SURPLUS:
-                return Unboxed(answer=start_of(FrameKind.LOST, nonce))
+                return self._message(nonce, address, frame)
             case FrameKind.OPENING:
                 return self._reply(nonce, address, frame)
         return None
@@ -199,13 +191,16 @@ class BrokerBox:
         """Lose all sessions: clients open others, and are judged again."""
         self._clients.clear()
 
-    def _message(self, client: _Client, address: bytes, frame: bytes) -> Unboxed | None:
+    def _message(self, nonce: bytes, address: bytes, frame: bytes) -> Unboxed | None:
+        lost = Unboxed(answer=start_of(FrameKind.LOST, nonce))
+        if (client := self._clients.get(nonce)) is None:
+            return lost
         message = _opened_message(client.session, client.session.to_broker, frame)
         if message is None:
-            return None
+            return None if client.session.heard else lost  # a repeated opening made it: the client's has other keys
         client.address = address
-        self._clients.move_to_end(client.session.nonce)
-        return Unboxed(client.session.nonce, message)
+        self._clients.move_to_end(nonce)
+        return Unboxed(nonce, message)
 
     def _reply(self, nonce: bytes, address: bytes, frame: bytes) -> Unboxed | None:
         """Return the reply to an opening, whose client is judged only once it has proven its key."""
@@ -231,7 +226,7 @@ def _sealed_message(session: BoxSession, root: bytes, random: RandomBytes, messa
     session.said += 1
     salt = random(SALT)
     start = start_of(FrameKind.MESSAGE, session.nonce) + _SERIAL.pack(session.said) + salt
-    return start + sealed(HKDFExpand(SHA256(), 32, salt).derive(root), start, message)
+    return start + sealed(key_of(root, salt), start, message)
 
 
 def _opened_message(session: BoxSession, root: bytes, frame: bytes) -> bytes | None:
@@ -242,9 +237,8 @@ def _opened_message(session: BoxSession, root: bytes, frame: bytes) -> bytes | N
     if serial <= session.heard:
         return None
     end = SURPLUS - TAG
-    key = HKDFExpand(SHA256(), 32, frame[end - SALT : end]).derive(root)
     try:
-        message = opened(key, frame[:end], frame[end:])
+        message = opened(key_of(root, frame[end - SALT : end]), frame[:end], frame[end:])
     except InvalidTag:
         return None
     session.heard = serial

@@ -13,20 +13,15 @@ from enum import IntEnum
 
 import msgspec
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from stageline.broker.errors import BadKey
 
 from .pairs import PUBLIC_BYTES, KeyPair, PublicKey
+from .single_use import TAG, opened, root_of, sealed
 
 NONCE = 16  # bytes
-TAG = 16  # bytes by which what is sealed is longer
 BOX_MAGIC = b"SLBX"
 START = struct.Struct(f">4sB{NONCE}s")
-_IV = bytes(12)  # each key seals one text
 
 
 class FrameKind(IntEnum):
@@ -78,7 +73,7 @@ class BoxHandshake:
     def begun(cls, pair: KeyPair, broker: PublicKey, name: str, nonce: bytes, drawn: KeyPair) -> "BoxHandshake":
         """Return a client's handshake, of its pair, and of one that is drawn for this session."""
         e, start = drawn.public.raw, start_of(FrameKind.OPENING, nonce)
-        es, ss = _agreed(drawn, broker.raw), _agreed(pair, broker.raw)
+        es, ss = drawn.agreed(broker.raw), pair.agreed(broker.raw)
         hidden = sealed(_derived(es, "key", name, e, broker.raw), start + e, pair.public.raw)
         proof = sealed(_derived(es + ss, "opening", name, e, broker.raw), start + e + hidden)
         return cls(pair, drawn, nonce, pair.public, broker, name, es + ss, start + e + hidden + proof)
@@ -92,10 +87,10 @@ class BoxHandshake:
         hidden, proof = frame[START.size + PUBLIC_BYTES : -TAG], frame[-TAG:]
         broker = pair.public
         try:
-            es = _agreed(pair, e)
+            es = pair.agreed(e)
             raw = opened(_derived(es, "key", name, e, broker.raw), start + e, hidden)
-            client = PublicKey.parse(PublicKey(raw).text)
-            shared = es + _agreed(pair, raw)
+            client = PublicKey.received(raw)
+            shared = es + pair.agreed(raw)
             opened(_derived(shared, "opening", name, e, broker.raw), frame[:-TAG], proof)
         except (InvalidTag, BadKey, ValueError):  # ValueError: a point whose multiples are known to all
             return None
@@ -111,7 +106,7 @@ class BoxHandshake:
     def answered(self, drawn: KeyPair) -> tuple[BoxSession, bytes]:
         """Return the broker's session, with the pair that it has `drawn`, and the frame of the welcome."""
         e, f = self.drawn.public.raw, drawn.public.raw
-        ee, se = _agreed(drawn, e), _agreed(drawn, self.client.raw)
+        ee, se = drawn.agreed(e), drawn.agreed(self.client.raw)
         start = start_of(FrameKind.WELCOME, self.nonce) + f
         return self._session(ee + se, f), start + sealed(self._key("welcome", ee + se, f), start)
 
@@ -121,7 +116,7 @@ class BoxHandshake:
         if len(f) != PUBLIC_BYTES:
             return None
         try:
-            later = _agreed(self.drawn, f) + _agreed(self.pair, f)
+            later = self.drawn.agreed(f) + self.pair.agreed(f)
             opened(self._key("welcome", later, f), frame[:-TAG], frame[-TAG:])
         except (InvalidTag, ValueError):
             return None
@@ -136,14 +131,8 @@ class BoxHandshake:
         return _derived(self.shared + later, purpose, self.name, *said)
 
 
-def _agreed(pair: KeyPair, peer: bytes) -> bytes:
-    """Return what the owners of both keys can make. Raises `ValueError` for a key of the peer that is none."""
-    return X25519PrivateKey.from_private_bytes(pair.secret).exchange(X25519PublicKey.from_public_bytes(peer))
-
-
 def _derived(shared: bytes, purpose: str, name: str, *said: bytes) -> bytes:
-    context = msgspec.msgpack.encode(("stageline box", 1, purpose, name, *said))
-    return HKDF(SHA256(), 32, None, context).derive(shared)
+    return root_of(shared, msgspec.msgpack.encode(("stageline box", 1, purpose, name, *said)))
 
 
 def start_of(kind: FrameKind, nonce: bytes) -> bytes:
@@ -157,13 +146,3 @@ def parts_of(frame: bytes) -> tuple[int, bytes, bytes]:
         return 0, b"", b""
     _, kind, nonce = START.unpack_from(frame)
     return kind, nonce, frame[START.size :]
-
-
-def sealed(key: bytes, data: bytes, content: bytes = b"") -> bytes:
-    """Return `content`, sealed with a key of its own and with the associated `data`."""
-    return AESGCM(key).encrypt(_IV, content, data)
-
-
-def opened(key: bytes, data: bytes, sealed: bytes) -> bytes:
-    """Return what was sealed. Raises `InvalidTag`."""
-    return AESGCM(key).decrypt(_IV, sealed, data)

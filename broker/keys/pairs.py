@@ -16,7 +16,7 @@ PUBLIC_BYTES = SECRET_BYTES = 32
 VERSION = "k1"
 JOIN_SECRET_BYTES = 16
 KEY_SIGNS = 43  # characters of a key in base64url
-SHORT = 8  # characters of a key that are shown to people
+SHORT = 11  # characters of a key's text that are shown to people
 
 _SIGNS = re.compile(r"[A-Za-z0-9_-]*")
 _FIELD = 2**255 - 19
@@ -52,6 +52,11 @@ class PublicKey:
             raise BadKey(f"{_shown(text)} is not a public key: {_fault(signs)}. Copy it again")
         return cls(raw)
 
+    @classmethod
+    def received(cls, raw: bytes) -> "PublicKey":
+        """Return the key of 32 bytes that another process has sent. Raises `BadKey` unless they are those of a key."""
+        return cls.parse(cls(raw).text)
+
     @property
     def text(self) -> str:
         """The key as people copy it, 46 characters."""
@@ -59,8 +64,8 @@ class PublicKey:
 
     @property
     def short(self) -> str:
-        """The first characters of the key, by which people tell keys apart; others may begin with the same."""
-        return encoded(self.raw)[:SHORT]
+        """The beginning of the key's text, by which people tell keys apart; others may begin with the same."""
+        return short(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,15 @@ class KeyPair:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         return cls(PublicKey(X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()), secret)
+
+    def agreed(self, peer: bytes) -> bytes:
+        """Return 32 bytes that only the owners of this pair and of the raw key `peer` can make.
+
+        Raises `ValueError` for a peer's key with which all can make them.
+        """
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+        return X25519PrivateKey.from_private_bytes(self.secret).exchange(X25519PublicKey.from_public_bytes(peer))
 
 
 def invite_pair(secret: bytes) -> KeyPair:
@@ -143,6 +157,11 @@ def _fault(signs: str) -> str:
     return "no secret key leads to it, so that a character of it is another than it was"
 
 
+def short(text: str) -> str:
+    """Return the beginning of a key's `text`, for people: `k1.2n8Fh0XQ...`."""
+    return text if len(text) <= SHORT else f"{text[:SHORT]}..."
+
+
 def _shown(text: str) -> str:
     """Return the beginning of `text`, quoted: it may be long, and a secret that was taken for a public key."""
-    return repr(text if len(text) <= SHORT + len(VERSION) + 1 else f"{text[: SHORT + len(VERSION) + 1]}...")
+    return repr(short(text))

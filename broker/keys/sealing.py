@@ -27,15 +27,13 @@ from typing import TypeAlias
 import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from zlib_ng.zlib_ng import crc32
 
 from stageline.broker.errors import BadMessage
 
+from .single_use import SALT, TAG, RandomBytes, key_of, opened, root_of, sealed
+
 SECRET = 32  # bytes of a queue's secret
-SALT = 24  # random bytes of a sealing
-TAG = 16  # bytes by which what is sealed is longer
 PIECE = 2**20  # bytes of a sealed piece, but for the last one
 
 SEALED_MAGIC = b"SLSE"
@@ -46,8 +44,6 @@ _TEXT = struct.Struct(f">Q{SALT}s")
 HEADER_SURPLUS = _START.size + 2 * _U32.size + TAG  # bytes by which a header is longer, padding aside
 
 Frame: TypeAlias = bytes | memoryview  # a memoryview is one of bytes
-RandomBytes: TypeAlias = Callable[[int], bytes]
-"""Function that returns as many random bytes as it is asked for, `os.urandom`."""
 
 
 class Purpose(StrEnum):
@@ -114,9 +110,8 @@ class QueueSecret:
         """Return the key for a purpose, 32 bytes; with a salt, that of one sealing. Safe to call from any thread."""
         root = self._roots.get(purpose)
         if root is None:
-            root = HKDF(SHA256(), SECRET, None, self.context.encoded(purpose)).derive(self.secret)
-            self._roots[purpose] = root
-        return HKDFExpand(SHA256(), SECRET, salt).derive(root)
+            root = self._roots[purpose] = root_of(self.secret, self.context.encoded(purpose))
+        return key_of(root, salt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +184,23 @@ class Sealing:
             text: Bytes to seal.
         """
         start = _TEXT.pack(step, self.random(SALT))
-        return start + self._text_cipher(purpose, start).encrypt(_iv(0), text, start + name)
+        return start + sealed(self._text_key(purpose, start), start + name, text)
 
-    def open_text(self, purpose: Purpose, name: bytes, sealed: bytes) -> bytes:
+    def open_text(self, purpose: Purpose, name: bytes, text: bytes) -> bytes:
         """Return a text that `seal_text` sealed, for the same purpose and under the same name. Raises `BadMessage`."""
-        if len(sealed) < _TEXT.size + TAG:
-            raise BadMessage(f"{purpose}: a sealed text of {len(sealed)} bytes is cut off")
-        start = sealed[: _TEXT.size]
+        if len(text) < _TEXT.size + TAG:
+            raise BadMessage(f"{purpose}: a sealed text of {len(text)} bytes is cut off")
+        start = text[: _TEXT.size]
         try:
-            return self._text_cipher(purpose, start).decrypt(_iv(0), sealed[_TEXT.size :], start + name)
+            return opened(self._text_key(purpose, start), start + name, text[_TEXT.size :])
         except InvalidTag as error:
             raise BadMessage(
                 f"{purpose}: a text cannot be opened: it is damaged, or sealed with another key"
             ) from error
 
-    def _text_cipher(self, purpose: Purpose, start: bytes) -> AESGCM:
+    def _text_key(self, purpose: Purpose, start: bytes) -> bytes:
         step, salt = _TEXT.unpack(start)
-        return AESGCM(self.secret_at(step).key(purpose, salt))
+        return self.secret_at(step).key(purpose, salt)
 
     def _padding(self, size: int) -> int:
         return padme(size) - size if self.is_padded else 0

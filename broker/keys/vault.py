@@ -6,26 +6,24 @@ Each value has a key of its own, derived from the secret, the context and the sa
 name is associated data, so that it opens under that name alone. An older value under the same name does open.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from stageline.broker.errors import BadMessage
 
-SALT = 24
-_TAG = 16
+from .single_use import SALT, TAG, RandomBytes, key_of, opened, root_of, sealed
+
 _CHECK = 8
-_IV = bytes(12)  # each key seals one value
 
 
 class Vault:
     """Maker and opener of the sealed values of one context."""
 
-    def __init__(self, secret: bytes, context: Sequence[str], random: Callable[[int], bytes]) -> None:
+    def __init__(self, secret: bytes, context: Sequence[str], random: RandomBytes) -> None:
         """Derive the root of all keys.
 
         Args:
@@ -33,8 +31,7 @@ class Vault:
             context: Names of what the values belong to: another context has other keys.
             random: Source of salts, `os.urandom`.
         """
-        named = msgspec.msgpack.encode(("stageline vault", 1, *context))
-        self._root = HKDF(SHA256(), 32, None, named).derive(secret)
+        self._root = root_of(secret, msgspec.msgpack.encode(("stageline vault", 1, *context)))
         self._random = random
 
     @property
@@ -45,16 +42,13 @@ class Vault:
     def seal(self, name: bytes, text: bytes) -> bytes:
         """Return `text`, sealed under a name."""
         salt = self._random(SALT)
-        return salt + self._cipher(salt).encrypt(_IV, text, name)
+        return salt + sealed(key_of(self._root, salt), name, text)
 
-    def open(self, name: bytes, sealed: bytes) -> bytes:
+    def open(self, name: bytes, value: bytes) -> bytes:
         """Return a text that was sealed under this name. Raises `BadMessage`."""
-        if len(sealed) < SALT + _TAG:
-            raise BadMessage(f"{len(sealed)} bytes are no sealed value")
+        if len(value) < SALT + TAG:
+            raise BadMessage(f"{len(value)} bytes are no sealed value")
         try:
-            return self._cipher(sealed[:SALT]).decrypt(_IV, sealed[SALT:], name)
+            return opened(key_of(self._root, value[:SALT]), name, value[SALT:])
         except InvalidTag as error:
             raise BadMessage("a value cannot be opened: it is damaged, of another name, or of another key") from error
-
-    def _cipher(self, salt: bytes) -> AESGCM:
-        return AESGCM(HKDFExpand(SHA256(), 32, salt).derive(self._root))

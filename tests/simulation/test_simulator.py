@@ -342,7 +342,7 @@ def test_workers_that_begin_a_closed_step_go_through_it_by_different_schedules(m
 def test_an_order_that_holds_from_the_step_that_the_broker_closed_comes_too_late_for_some_worker(monkeypatch):
     agreed = OrderBook.agreed
     monkeypatch.setattr(OrderBook, "agreed", lambda book, closed: agreed(book, [book.closed]))
-    assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(288, 400)))
+    assert re.search(r"step \d+ goes by \S+ at worker \d, by \S+ at \d", first_wrong(range(1130, 1400)))
 
 
 @pytest.mark.slow

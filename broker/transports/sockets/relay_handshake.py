@@ -18,7 +18,6 @@ from enum import IntEnum
 from hashlib import blake2b, sha256
 
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -109,7 +108,10 @@ class RelaySession:
         """Return code and ticket of the next note that came. Raises `Unproven`."""
         self._opened += 1
         code, ticket = _NOTE.unpack(_unsealed(self._open, _nonce(self._opened), note, b""))
-        return NoteCode(code), ticket
+        try:
+            return NoteCode(code), ticket
+        except ValueError as error:
+            raise Unproven(f"what came is no note: {error}") from error
 
 
 class DiallersHandshake:
@@ -166,7 +168,7 @@ class RelaysHandshake:
         content = _unsealed(AESGCM(_derived(root, transcript, b"request")[0]), _nonce(0), sealed, transcript)
         try:
             kind, target, name, number = _REQUEST.unpack(content)
-            who = PublicKey.parse(PublicKey(raw).text)  # of a key, one text
+            who = PublicKey.received(raw)
             return who, RelayRequest(Wish(kind), target, name, number), RelaySession(root, transcript, relays=True)
         except (ValueError, BadKey) as error:
             raise Unproven(f"what came is no request: {error}") from error
@@ -201,7 +203,7 @@ def _hello(ephemeral: bytes, relay: PublicKey, secret: bytes) -> bytes:
 def _common(own: KeyPair, theirs: bytes) -> bytes:
     """Return what the secret of `own` and the raw key `theirs` have in common. Raises `Unproven` if that is nothing."""
     try:
-        return X25519PrivateKey.from_private_bytes(own.secret).exchange(X25519PublicKey.from_public_bytes(theirs))
+        return own.agreed(theirs)
     except ValueError as error:
         raise Unproven("the key of the other end is none") from error
 

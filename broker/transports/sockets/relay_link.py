@@ -49,9 +49,9 @@ _NOT_ADMITTED = (
     "line that `stageline relay` prints there now"
 )
 _NO_RELAY = "the process at {place} is no relay with the key that the address has: copy the relay's line again"
-_ABSENT = "no process with the key {key}... is at the relay {place}: it is not started, or lost its connection"
+_ABSENT = "no process with the key {key} is at the relay {place}: it is not started, or lost its connection"
 _TAKEN = (
-    "another process with the key {key}... is at the relay {place}: end that one, or give this one another name at the "
+    "another process with the key {key} is at the relay {place}: end that one, or give this one another name at the "
     "end of its address, as in relay://...@{place}/NAME"
 )
 _CROWDED = "the relay at {place} has too many connections of one key"

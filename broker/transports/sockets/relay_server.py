@@ -123,6 +123,7 @@ class Relay:
                     await asyncio.sleep(0.1)
                     continue
                 self._begin(connection, peer[0])
+                await asyncio.sleep(0)  # others have their turn: accepting returns at once while connections wait
         finally:
             self._socket.close()
             for task in self._tasks:
@@ -135,7 +136,9 @@ class Relay:
             return
         if len(self._strangers) >= STRANGERS:
             crowd, _ = Counter(self._strangers.values()).most_common(1)[0]
-            next(task for task, other in self._strangers.items() if other == crowd).cancel()
+            oldest = next(task for task, other in self._strangers.items() if other == crowd)
+            del self._strangers[oldest]  # at once: its task ends later, and would be found again
+            oldest.cancel()
         task = asyncio.create_task(self._receive(connection, host))
         self._tasks.add(task)
         self._strangers[task] = host

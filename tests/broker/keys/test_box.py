@@ -110,7 +110,8 @@ def test_a_recorded_session_opens_nothing_at_a_broker_of_the_same_key_that_was_s
     recorded += [here.seal(b"hello"), here.seal(b"stop")]
     again = broker()
     found = [again.open(PLACE, frame) for frame in recorded]
-    assert found[1:] == [None, None]
+    lost = Unboxed(answer=b"SLBX\x04" + recorded[0][5:21])
+    assert found[1:] == [lost, lost]
     other = client()
     assert other.open(welcome) is other.open(unboxed(again, recorded[0]).answer) is None
     assert not other.is_open
@@ -219,6 +220,18 @@ def test_a_session_that_the_broker_has_lost_is_opened_again_and_serves_until_the
     assert here.open(lost) is None
     assert here.opening == opening
     assert here.open(unboxed(there, opening).answer) is None
+    assert unboxed(there, here.seal(b"again")).message == b"again"
+
+
+def test_a_second_copy_of_an_opening_after_its_session_was_lost_does_not_hold_up_the_client() -> None:
+    """The broker had a session with the same nonce and other keys: nothing opened, and nothing was said to be lost."""
+    there, here = broker(), client()
+    opening = here.opening
+    assert here.open(unboxed(there, opening).answer) is None
+    there.forget()
+    assert here.open(unboxed(there, opening).answer) is None
+    assert here.open(unboxed(there, here.seal(b"unheard")).answer) is None
+    assert here.open(unboxed(there, here.opening).answer) is None
     assert unboxed(there, here.seal(b"again")).message == b"again"
 
 

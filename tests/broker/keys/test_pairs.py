@@ -23,7 +23,7 @@ def text_of(number: int) -> str:
 def test_a_key_is_read_from_the_text_that_shows_it(secret: bytes) -> None:
     key = KeyPair.of_secret(secret).public
     assert len(key.text) == 46
-    assert key.text.startswith(f"k1.{key.short}")
+    assert key.text.startswith(key.short.removesuffix("..."))
     assert PublicKey.parse(key.text) == key
 
 
@@ -108,3 +108,17 @@ def test_an_invitations_secret_is_that_of_one_broker_one_run_and_one_number(secr
         invitation_secret(own, "run2", 0),
         invitation_secret(other, "run", 0),
     )
+
+
+def test_two_pairs_agree_and_a_point_that_all_can_multiply_is_refused() -> None:
+    one, other = KeyPair.generate(), KeyPair.generate()
+    assert one.agreed(other.public.raw) == other.agreed(one.public.raw) != one.agreed(one.public.raw)
+    with pytest.raises(ValueError, match="key"):
+        one.agreed(bytes(32))
+
+
+def test_a_key_that_was_sent_is_one_or_is_refused() -> None:
+    key = KeyPair.generate().public
+    assert PublicKey.received(key.raw) == key
+    with pytest.raises(BadKey):
+        PublicKey.received(bytes(32))

@@ -1,5 +1,6 @@
 """A relay carries what it cannot read, for those who prove their keys, to those who have dialled it themselves."""
 
+import asyncio
 import os
 import re
 import socket
@@ -200,6 +201,15 @@ def test_notes_cannot_be_repeated_or_changed() -> None:
         mine.open(_flipped(second, 3))
 
 
+def test_a_note_of_an_unknown_kind_ends_a_connection_and_raises_nothing_else() -> None:
+    """A listener's link, and the relay's task, died of it: the one without a word, the other with a traceback."""
+    asking, answering, _ = shaken()
+    request, mine = asking.request(answering.answer, RelayRequest(Wish.LISTEN))
+    *_, theirs = answering.read(request)
+    with pytest.raises(Unproven, match="99"):
+        theirs.open(mine.seal(99))  # type: ignore[arg-type]
+
+
 def _flipped(text: bytes, place: int) -> bytes:
     return text[:place] + bytes([text[place] ^ 1]) + text[place + 1 :]
 
@@ -236,6 +246,26 @@ def test_a_relay_that_is_away_is_named() -> None:
     with closing(RunningRelay()) as gone:
         pass
     assert f"127.0.0.1:{gone.port} cannot be reached" in troubled(gone.url)
+
+
+def test_each_stranger_of_a_burst_makes_room_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that had come at once found the same one to be the oldest, which alone made room."""
+    monkeypatch.setattr(relay_server, "HANDSHAKE", 3600.0)
+    relay = relay_server.Relay("127.0.0.1", 0, RELAY, ADMISSION)
+    monkeypatch.setattr(relay_server, "STRANGERS", 4)
+    with ExitStack() as stack:
+        burst = [stack.enter_context(socket.create_connection(("127.0.0.1", relay.port))) for _ in range(12)]
+
+        async def look() -> None:
+            serving = asyncio.create_task(relay.serve())
+            async with asyncio.timeout(PATIENCE):
+                for each in burst[:8]:
+                    each.setblocking(False)
+                    assert await asyncio.get_running_loop().sock_recv(each, 1) == b""
+            serving.cancel()
+            await asyncio.wait([serving])
+
+        asyncio.run(look())
 
 
 @pytest.mark.parametrize("sent", [b"GET / HTTP/1.1\r\n\r\n" * 10, bytes(HELLO_BYTES)], ids=["http", "zeros"])
