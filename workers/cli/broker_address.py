@@ -59,19 +59,27 @@ broker = click.option(
 
 
 def given(value: str | None) -> str:
-    """Return the address or join line that an option's value stands for, or STAGELINE_JOIN; "" for neither.
-
-    The variable is removed: processes that this one starts are to have no secret that is not for them.
+    """Return the address or sound join line that an option's value stands for, or STAGELINE_JOIN; "" for neither.
 
     Raises:
         BadJoinLine: A join line is wrong.
         click.UsageError: An address is wrong, or the file cannot be read.
     """
-    kept = os.environ.pop(JOIN, "").strip()
-    text = _read(value) if value else kept
+    text = told(value)
     if is_join_line(text):
         JoinLine.parse(text)
-    elif text:
+    return text
+
+
+def told(value: str | None) -> str:
+    """Return the address or join line, which may be wrong, that `value` or STAGELINE_JOIN stands for; "" for neither.
+
+    The variable is removed: processes that this one starts are to have no secret that is not for them. Raises
+    `click.UsageError` if an address is wrong, or the file cannot be read.
+    """
+    kept = os.environ.pop(JOIN, "").strip()
+    text = _read(value) if value else kept
+    if text and not is_join_line(text):
         _demand_address(text, dials=True, hint=f"'{value or JOIN}'")
     return text
 
@@ -105,7 +113,7 @@ def _read(value: str) -> str:
 
 def _fault(url: str, *, dials: bool) -> str | None:
     if (fault := addresses.fault(url, addresses.broker_schemes())) is not None:
-        return fault or f"it begins with {' or '.join(f'{scheme}://' for scheme in addresses.broker_schemes())}"
+        return fault or f"one begins with {' or '.join(f'{scheme}://' for scheme in addresses.broker_schemes())}"
     scheme, _, rest = url.partition("://")
     if not rest:
         return f"{scheme}:// goes with a path"

@@ -33,7 +33,6 @@ from stageline.workers.extras.preflight.trial_result import (
 )
 from stageline.workers.extras.preflight.trials import cut_arguments, memory_arguments, try_plan
 from stageline.workers.keys.keyring import own_broker
-from stageline.workers.process.entrance import has_keys
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome, Result, result_of
 from stageline.workers.runs.records import measured_timetable
@@ -263,7 +262,7 @@ def local_run(
 def _broker_of(plan: Plan) -> tuple[str, KeyPair | None]:
     """Return where the broker at `broker.url`, which is started here, is found from here, and the pair to dial with."""
     url = dialled(plan.broker.url)
-    return own_broker(url, os.environ) if has_keys(plan, plan.broker.url) else (url, None)
+    return own_broker(url, os.environ) if plan.broker.has_keys else (url, None)
 
 
 FILE = "batches.json"

@@ -36,11 +36,6 @@ LOG = "keys.log"
 log = structlog.get_logger()
 
 
-def has_keys(plan: Plan, url: str) -> bool:
-    """Return True if a broker of the plan that listens at `url` has keys."""
-    return needs_keys(url, insecure=plan.broker.insecure)
-
-
 @dataclass(slots=True)
 class Doorkeeper:
     """Admission of a broker, which may be asked before the register is loaded: then it waits for that.
@@ -98,7 +93,7 @@ class Entrance:
         Raises:
             KeyUnusable: The user's key file cannot be made or read.
         """
-        if has_keys(plan, url):
+        if needs_keys(url, insecure=plan.broker.insecure):
             own = own_pair(environment)
             return cls(own, Doorkeeper(operator_pair(own).public))
         if insecure := plan.broker.insecure and needs_keys(url):

@@ -52,3 +52,13 @@ def test_the_environment_names_the_file(
     monkeypatch.setenv("STAGELINE_KEY_FILE", str(tmp_path / "mine.key"))
     assert shown("keys new", capsys)["file"] == str(tmp_path / "mine.key")
     assert shown("keys show", capsys)["file"] == str(tmp_path / "mine.key")
+
+
+def test_doctor_reads_the_line_in_a_file_and_takes_no_other_text_for_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "line.txt").write_text("tcp://desk:7000#k1.2n8F\n")
+    assert run(["doctor", "--keys", "--broker", "@line.txt"]) == ExitCode.FAILED
+    assert "is cut off" in capsys.readouterr().out
+    assert run(["doctor", "--keys", "--broker", "desk"]) == ExitCode.USAGE

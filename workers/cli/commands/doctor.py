@@ -13,7 +13,7 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
-from stageline.workers.cli import completion, options
+from stageline.workers.cli import broker_address, completion, options
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import answer, say
 
@@ -32,7 +32,12 @@ _SIGNS = {"good": "ok", "note": "note", "bad": "WRONG"}
 @click.argument("config", type=click.Path(), required=False, shell_complete=completion.plans)
 @options.sets
 @click.option("--keys", is_flag=True, help="Check the keys alone, and ask the broker if it admits this machine's.")
-@click.option("--broker", metavar="ADDRESS", help="Broker to ask: an address or a join line, in place of the plan's.")
+@click.option(
+    "--broker",
+    callback=broker_address.address(dials=True),
+    metavar="ADDRESS",
+    help="Broker to ask: an address or a join line, in place of the plan's.",
+)
 @options.as_json
 def doctor(config: str | None, sets: tuple[str, ...], keys: bool, broker: str | None, as_json: bool) -> int:
     """Check this machine and the plan CONFIG.
@@ -45,7 +50,6 @@ def doctor(config: str | None, sets: tuple[str, ...], keys: bool, broker: str | 
     config = config or ("." if Path("stageline.toml").exists() else None)
     plan, arguments = (options.plan_of(config, sets), options.plan_arguments(config, sets)) if config else (None, [])
     from stageline.pipeline.plan.keys.deployment import BrokerPlan
-    from stageline.workers.control.enrolling import JOIN
     from stageline.workers.extras.preflight.doctor import CheckResult, Health, examine, examine_keys
     from stageline.workers.extras.preflight.trials import try_plan
     from stageline.workers.launch import template
@@ -67,8 +71,9 @@ def doctor(config: str | None, sets: tuple[str, ...], keys: bool, broker: str | 
         return ExitCode.FAILED if any(finding.health is Health.BAD for finding in findings) else ExitCode.OK
 
     if keys:
-        told = BrokerPlan() if plan is None else plan.broker
-        show(examine_keys(broker or os.environ.get(JOIN) or told.url, insecure=told.insecure, environment=os.environ))
+        planned = BrokerPlan() if plan is None else plan.broker
+        url = broker_address.told(broker) or planned.url
+        show(examine_keys(url, insecure=planned.insecure, environment=os.environ))
         return answered()
     # A signal ends the process at once, also in the middle of a user's code.
     with ExitStack() as to_clean, Signals(on_first=leave):

@@ -24,11 +24,12 @@ VARIABLES = ("STAGELINE_BROKER__URL", "STAGELINE_QUEUES__URL")
 
 def _place(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int]:
     """Return host and port of an address."""
-    reason = "it has a key" if parted(value)[1] else fault(value, ["tcp"])
+    reason = "it has a key: leave out what follows the port" if parted(value)[1] else fault(value, ["tcp"])
     port = value.rpartition(":")[2]
     if reason is not None or not port.isdigit():
+        lacking = "it does not begin with tcp://" if reason == "" else f"its port is {port}, expected a number"
         raise click.BadParameter(
-            f"{value!r} is no address of this machine such as tcp://0.0.0.0:7443: {reason or port}"
+            f"{value!r} is no address of this machine such as tcp://0.0.0.0:7443: {reason or lacking}"
         )
     return host_of(value), int(port)
 

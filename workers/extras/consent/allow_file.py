@@ -154,7 +154,9 @@ class AllowFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             reason = "there is no such file"
         else:
             reason = f"it lists {', '.join(sorted({each.name for each in self.allow})) or 'no plan'}"
-        raise NoConsent(f"plan {plan.run.name} is not allowed by {file}: {reason}. Nothing was opened. {_way(plan)}")
+        raise NoConsent(
+            f"plan {plan.run.name} is not allowed by {file}: {reason}. Nothing was opened. {_way(plan, code)}"
+        )
 
     def _near(self, plan: Plan) -> list[Allowance]:
         """Return the entries with the digest of `plan`; without any, those with its name."""
@@ -212,7 +214,8 @@ def entry_text(plan: Plan, asked_by: str = "", until: date | None = None) -> str
     Raises:
         ModelRefused: A file of code that the plan names cannot be read.
     """
-    if missing := _missing(plan):
+    code = code_files(plan)
+    if missing := _missing(code):
         raise ModelRefused(f"{missing}, which plan {plan.run.name} names, is no file here that can be read")
     lines = [
         "[[allow]]",
@@ -221,15 +224,15 @@ def entry_text(plan: Plan, asked_by: str = "", until: date | None = None) -> str
         f"asked_by = {_toml(asked_by)}",
         *([] if until is None else [f"until = {until}"]),
         f"sources = {_toml(sources_of(plan))}",
-        *_table("allow.code", {name: file.sha256 for name, file in code_files(plan).items()}),
+        *_table("allow.code", {name: file.sha256 for name, file in code.items()}),
         *_table("allow.keys", keys_of(plan)),
     ]
     return "\n".join(lines)
 
 
-def _missing(plan: Plan) -> str:
+def _missing(code: Mapping[str, CodeFile]) -> str:
     """Return the name of a file of code that is not here, "" if all are."""
-    return next((name for name, file in code_files(plan).items() if file.sha256 is None), "")
+    return next((name for name, file in code.items() if file.sha256 is None), "")
 
 
 def _table(name: str, values: Mapping[str, object]) -> list[str]:
@@ -264,9 +267,9 @@ def _some(faults: Sequence[str]) -> str:
     return "; ".join([*faults[:_LISTED], *more])
 
 
-def _way(plan: Plan) -> str:
+def _way(plan: Plan, code: Mapping[str, CodeFile]) -> str:
     """Return what the owner can do, with the command that names `plan`; a plan without a file was printed."""
-    if missing := _missing(plan):
+    if missing := _missing(code):
         return f"Its file {missing} is not here, either"
     if plan.file is None:
         return "If you allow it, add the entry to that file that this process has printed"

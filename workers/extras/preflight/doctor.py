@@ -19,7 +19,6 @@ import torch
 import zmq
 
 from stageline.broker.keys.admission import ServerKeys
-from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.queues.secrets import PlacesAdmitted
@@ -29,7 +28,7 @@ from stageline.pipeline.addresses import masked, needs_keys, parted
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.workers.control.client import Client, KeyRefused
-from stageline.workers.control.enrolling import is_join_line
+from stageline.workers.control.enrolling import address_of, is_join_line
 from stageline.workers.disk.owned_folder import longest_socket_path
 from stageline.workers.keys.key_file import key_path, read_pair
 from stageline.workers.keys.keyring import pair_towards
@@ -203,13 +202,12 @@ def _unkeyed(broker: str, insecure: bool) -> CheckResult:
 
 def _known(broker: str, environment: Mapping[str, str]) -> str:
     """Return that the broker has the key of its address and admits that of this machine. Raises `StagelineError`."""
-    line = JoinLine.parse(broker) if is_join_line(broker) else None
-    url = broker if line is None else keyed(line.address, line.broker)
+    url = address_of(broker)
     with Client(url, pair=pair_towards(url, environment)) as client, suppress(ValueError):  # the right to ask it lacks
         try:
             client.ask("status", _ANSWER)
         except KeyRefused as error:
-            if line is None or error.refusal is not KeyRefusal.NOT_ADMITTED:
+            if url == broker or error.refusal is not KeyRefusal.NOT_ADMITTED:
                 raise
             return f"{masked(url)} has the key of the line, with which this machine has yet to join"
     return f"{masked(url)} has the key of its address, and admits that of this machine"

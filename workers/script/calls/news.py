@@ -29,7 +29,6 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.keys.keyring import own_join_line
-from stageline.workers.process.entrance import has_keys
 from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.listing import ending_of
 from stageline.workers.runs.records import RecordedState, recorded_run
@@ -309,7 +308,7 @@ def command_there(plan: Plan, run: str) -> str:
     """
     broker = plan.broker.url
     shown = masked(broker)
-    if has_keys(plan, broker):
+    if plan.broker.has_keys:
         if not is_showable(broker):
             return (
                 "stageline worker --join @FILE, with FILE from here: stageline keys invite > FILE (it has a password)"
