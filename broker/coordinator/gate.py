@@ -21,7 +21,7 @@ from stageline.broker.control.protocol import RunKeys, decode_to_broker, encode
 from stageline.broker.control.store import Store
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.keys.access import Access
-from stageline.broker.keys.enrolment import answer_enrolment, enrolment_in, read_answer
+from stageline.broker.keys.enrolment import answer_enrolment, encode_enrolment, enrolment_in
 from stageline.broker.keys.orders import KeyOrder, KeyOrderFailed, carry_out
 from stageline.broker.keys.pairs import PublicKey, short
 from stageline.broker.keys.register import EnrolledKey, Invitation, KeyRegister
@@ -146,14 +146,15 @@ class KeyGate:
         passed: list[Received] = []
         found = Sorted(passed)
         for sender, frame in received:
+            key = key_of(sender)
             try:
-                if self._admits(key_of(sender), frame):
-                    self._note_speaker(sender, key_of(sender))
+                if self._admits(key, frame):
+                    self._note_speaker(sender, key)
                     passed.append((sender, frame))
                 else:
-                    found.answers.append((sender, self._carry_out(key_of(sender), frame or b"", found, now)))
+                    found.answers.append((sender, self._carry_out(key, frame or b"", found, now)))
             except NotAllowed as refusal:
-                found.answers += self._refuse(sender, key_of(sender), str(refusal), found, now)
+                found.answers += self._refuse(sender, key, str(refusal), found, now)
         self._register.expire(now)
         found.events += self._new_knocks(now)
         if self._register.record is not self._stored:
@@ -208,13 +209,13 @@ class KeyGate:
                 "start the worker with --join and the whole line"
             ) from error
         before = self._register.enrolled(asked.key)
-        answer = answer_enrolment(self._register, invitation, frame, now)
+        answer = answer_enrolment(self._register, invitation, asked, now)
         made = self._register.enrolled(asked.key)
         if made is not None and made is not before:
             found.events.append(_event("enrolled", made))
-        elif refusal := read_answer(answer).refusal:
-            self._tell(found, KeyEvent("refused", asked.key, asked.name, asked.host, refusal))
-        return answer
+        elif answer.refusal:
+            self._tell(found, KeyEvent("refused", asked.key, asked.name, asked.host, answer.refusal))
+        return encode_enrolment(answer)
 
     def _obey(self, frame: bytes, found: Sorted, now: float) -> bytes:
         """Return the answer to an order of the operator. Raises `NotAllowed`."""

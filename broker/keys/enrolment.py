@@ -51,8 +51,8 @@ _enrolment = msgspec.msgpack.Decoder(Enrolment)
 _answer = msgspec.msgpack.Decoder(EnrolmentAnswer)
 
 
-def encode_enrolment(message: Enrolment) -> bytes:
-    """Return the frame of an enrolment."""
+def encode_enrolment(message: Enrolment | EnrolmentAnswer) -> bytes:
+    """Return the frame of an enrolment, or of the answer to one."""
     return _encode(message)
 
 
@@ -72,27 +72,23 @@ def enrolment_in(frame: bytes) -> Enrolment:
         raise ForeignMessage(f"this is no enrolment of version {ENROLMENT_VERSION}: {error}") from error
 
 
-def answer_enrolment(register: KeyRegister, invitation: str, frame: bytes, now: float) -> bytes:
-    """Enrol the key that the frame names, and return the frame of the answer.
+def answer_enrolment(register: KeyRegister, invitation: str, asked: Enrolment, now: float) -> EnrolmentAnswer:
+    """Enrol a key, and return the answer.
 
     Args:
         register: Keys of the broker. Store its record before the answer is sent.
-        invitation: Text of the key over whose connection the frame came.
-        frame: Bytes received.
+        invitation: Text of the key over whose connection the enrolment came.
+        asked: Enrolment.
         now: Present time, in seconds since the epoch.
-
-    Raises:
-        ForeignMessage: The frame is no enrolment.
     """
-    asked = enrolment_in(frame)
     if asked.version != ENROLMENT_VERSION:
         refusal = (
             f"{asked.name} enrols by version {asked.version}, the broker by version {ENROLMENT_VERSION}; install the "
             "same stageline on both machines"
         )
-        return _encode(EnrolmentAnswer(asked.key, refusal))
+        return EnrolmentAnswer(asked.key, refusal)
     try:
         register.enrol(invitation, PublicKey.parse(asked.key), now, name=asked.name, host=asked.host)
     except (NotEnrolled, BadKey) as error:
-        return _encode(EnrolmentAnswer(asked.key, str(error)))
-    return _encode(EnrolmentAnswer(asked.key))
+        return EnrolmentAnswer(asked.key, str(error))
+    return EnrolmentAnswer(asked.key)
