@@ -65,7 +65,7 @@ def bind(socket: zmq.Socket[Any], url: str) -> str:
     _allow_ipv6(socket, url)
     refused = _bind_first(socket, [f"{url.rpartition(':')[0]}:{port}" for port in ports] or [url])
     if refused is not None:
-        raise EndpointTaken(f"cannot listen at {url}: {_reason(refused, url, ports)}") from refused
+        raise taken(refused, url, ports) from refused
     if _socket_file(url) is not None:
         os.chmod(url.removeprefix("ipc://"), 0o600)  # to connect is to write to the file
     return socket.get_string(zmq.LAST_ENDPOINT)
@@ -117,7 +117,18 @@ def _ports(url: str) -> Sequence[int]:
     return range(int(found[1]), int(found[2]) + 1) if found else ()
 
 
-def _reason(refused: zmq.ZMQError, url: str, ports: Sequence[int]) -> str:
+def taken(refused: zmq.ZMQError | OSError, url: str, ports: Sequence[int] = ()) -> EndpointTaken:
+    """Return the error that names the processes which hold the ports of `url`, where the system shows them.
+
+    Args:
+        refused: Error of the system.
+        url: Address that could not be bound.
+        ports: Ports of the range in the address, if it has one.
+    """
+    return EndpointTaken(f"cannot listen at {url}: {_reason(refused, url, ports)}")
+
+
+def _reason(refused: zmq.ZMQError | OSError, url: str, ports: Sequence[int]) -> str:
     if ports and refused.errno == errno.EADDRINUSE:
         held = _held(ports)
         return f"all its ports are in use: {held}; stop one of these processes, or give a wider range"

@@ -20,10 +20,10 @@ from time import monotonic
 
 import structlog
 
-from stageline.broker.errors import EndpointTaken
 from stageline.broker.keys.pairs import PUBLIC_BYTES, KeyPair, PublicKey
 from stageline.broker.rate_limit import RateLimit
 
+from .bind import taken
 from .descriptors import descriptor_limit
 from .relay_handshake import (
     HELLO_BYTES,
@@ -99,10 +99,7 @@ class Relay:
         try:
             self._socket = sockets.create_server((host, port), family=family, backlog=STRANGERS)
         except OSError as error:
-            raise EndpointTaken(
-                f"cannot listen at tcp://{host}:{port}: {error.strerror}; stop the process that does, or give another "
-                "address of this machine"
-            ) from error
+            raise taken(error, f"tcp://{host or '*'}:{port}") from error
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
         self._strangers: dict[asyncio.Task[None], str] = {}  # with their hosts, the oldest first

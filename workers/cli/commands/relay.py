@@ -34,6 +34,15 @@ def _place(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[
     return host_of(value), int(port)
 
 
+def _name(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Return a host's name or address."""
+    if value is not None and fault(f"tcp://{value}:1", ["tcp"]) is not None:
+        raise click.BadParameter(
+            f"{value!r} is no host such as relay.example, 10.0.0.4 or [fe80::1]: a port and a scheme are not part of it"
+        )
+    return value
+
+
 @click.command(
     cls=Command,
     examples=(
@@ -57,7 +66,13 @@ def _place(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[
     metavar="URL",
     help="Address to listen at.",
 )
-@click.option("--as", "name", metavar="HOST", help="Host by which others reach this machine. Default: its own name.")
+@click.option(
+    "--as",
+    "name",
+    callback=_name,
+    metavar="HOST",
+    help="Host by which others reach this machine. Default: its own name.",
+)
 @click.option(
     "--admission",
     "serial",

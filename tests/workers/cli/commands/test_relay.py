@@ -1,7 +1,9 @@
 """`stageline relay`: it prints the address by which others use it, which stays the same, and keeps nothing."""
 
+import os
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -60,3 +62,22 @@ def test_the_host_is_the_one_that_others_use(fork_server: ForkServer, tmp_path: 
 def test_an_address_that_it_cannot_listen_at_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["relay", "--bind", address]) == ExitCode.USAGE
     assert address in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["relay.example:443", "tcp://relay.example", "fe80::1", "a b"])
+def test_a_host_that_gives_no_address_is_refused(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It printed an address that no process could read."""
+    assert run(["relay", "--as", host]) == ExitCode.USAGE
+    assert host in capsys.readouterr().err
+
+
+def test_the_process_that_has_the_port_is_named(fork_server: ForkServer, tmp_path: Path) -> None:
+    environment = {"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        place = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        command = fork_server.start(["relay", "--bind", place], tmp_path, environment)
+        with closing(command):
+            _, said = command.communicate()
+            assert command.returncode == ExitCode.FAILED
+    assert f"pid {os.getpid()}" in said
+    assert place in said
