@@ -97,6 +97,23 @@ def test_a_broker_prints_how_to_start_workers_without_the_password(workspace: Wo
     broker.communicate()
 
 
+def test_a_line_with_a_password_is_on_the_standard_output_alone(workspace: Workspace) -> None:
+    """It was in the sentence besides, too: `keys invite > line.txt` showed it on the terminal."""
+    own = {"STAGELINE_KEY_FILE": str(workspace.folder / "own.key")}
+    with RedisServer() as server, closing(server.client()) as client:
+        client.config_set("requirepass", SECRET)
+        there = f"redis://:{SECRET}@127.1:{server.port}/0#desk"  # a name that does not tell that it is this machine
+        broker = workspace.start("broker", ".", STAGELINE_BROKER__URL=there, **own)
+        assert "--join @FILE" in until(broker.stderr, "start every worker with: ")
+        invited = workspace.command("keys", "invite", **own)
+        assert invited.stdout.startswith(f"{there}#k1.")
+        assert SECRET not in invited.stderr
+        assert "--join @FILE" in invited.stderr
+        for number in (signal.SIGINT, signal.SIGINT):
+            broker.send_signal(number)
+        broker.communicate()
+
+
 def test_where_the_broker_is_only_its_user_can_read(tmp_path: Path) -> None:
     (tmp_path / runs.BROKER).write_text("of one before\n")
     runs.write_broker_url(tmp_path, "tcp://127.0.0.1:5600", b"secret")

@@ -16,6 +16,7 @@ from stageline.broker.keys.join_line import split_key
 from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import VERSION, KeyPair, PublicKey
 from stageline.broker.keys.register import Right
+from stageline.pipeline.addresses import is_showable
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, options
 from stageline.workers.cli.help import CommandGroup, codes
@@ -152,7 +153,8 @@ def invite(
 def _show_line(facts: Facts) -> None:
     say(facts["line"])
     whom = "one machine" if facts["once"] else "any number of machines"
-    options.tell(f"good for {whom} until {_time(facts['ends'])}: stageline worker --join {shlex.quote(facts['line'])}")
+    shown = shlex.quote(facts["line"]) if is_showable(facts["line"]) else "@FILE, with this line (it has a password)"
+    options.tell(f"good for {whom} until {_time(facts['ends'])}: stageline worker --join {shown}")
 
 
 @keys.command(
