@@ -35,7 +35,7 @@ KEYS = "keys"  # name of the fact that has a broker's register
 ANSWERED = 20  # refusals that are answered in a second
 KNOCKS_TOLD = 1  # keys that knocked in vain, of which the audit log gets a line in a second
 _SAME_VERSION = "install the same stageline on both sides"
-_MOST_SPEAKERS = 10_000
+MOST_SPEAKERS = 10_000  # that are remembered, so that the places of a revoked key are taken at once
 _MOST_TOLD = 1000  # refusals that are remembered, so that each is told once
 
 KeyOf = Callable[[bytes], str]
@@ -163,8 +163,9 @@ class KeyGate:
         return found
 
     def _note_speaker(self, sender: bytes, key: str) -> None:
+        self._speakers.pop(sender, None)  # who speaks again is the newest
         self._speakers[sender] = key
-        if len(self._speakers) > _MOST_SPEAKERS:
+        if len(self._speakers) > MOST_SPEAKERS:
             del self._speakers[next(iter(self._speakers))]
 
     def passed(self, received: Sequence[Received], key_of: KeyOf) -> Sequence[Received]:

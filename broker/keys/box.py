@@ -148,7 +148,7 @@ class BrokerBox:
 
         Args:
             pair: Pair of the broker.
-            admission: Judge of the clients' keys, asked once for each session, in the caller's thread.
+            admission: Judge of the clients' keys, asked for each opening that proves one, in the caller's thread.
             name: Name of the run, or of the broker, at both ends the same.
             random: Source of tokens and salts.
         """

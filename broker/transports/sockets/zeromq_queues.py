@@ -75,15 +75,14 @@ LONGEST_UNANSWERED = 600.0
 NO_HANDSHAKE = 3.0  # seconds without ZeroMQ's handshake after which a connection is replaced
 CHECK = 0.5  # seconds between two checks of a connection that brings no answer
 
-_NOBLOCK = int(zmq.NOBLOCK)  # plain: pyzmq's own flags are enums, and slow
-_POLLIN_POLLOUT = int(zmq.POLLIN | zmq.POLLOUT)
 # Bytes of a frame from which on its memory is handed over and not copied. To give memory back, pyzmq wakes a thread of
 # its own, which costs as much as copying half a megabyte (measured over ipc and tcp, 16 KB to 16 MB).
 ZERO_COPY = 2**19
 REQUESTS = 256  # taken in one turn at most, so that the compute loop goes on; the others wait for the next
 
-_NOBLOCK_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_POLLIN = int(zmq.POLLIN)  # plain: pyzmq's own flags are enums, and slow
+# Plain numbers: pyzmq's own flags are enums, and slow.
+_NOBLOCK, _NOBLOCK_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_POLLIN, _POLLIN_POLLOUT = int(zmq.POLLIN), int(zmq.POLLIN | zmq.POLLOUT)
 
 
 def _options(kind: int, hwm: int) -> dict[int, int]:

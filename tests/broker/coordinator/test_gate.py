@@ -19,6 +19,7 @@ from stageline.broker.control.messages import (
 )
 from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode
 from stageline.broker.control.store import Fact, MemoryStore, StoreUnusable
+from stageline.broker.coordinator import gate
 from stageline.broker.coordinator.gate import ANSWERED, KEYS, KeyGate, OpenGate, Sorted
 from stageline.broker.coordinator.rights import RIGHTS_FOR
 from stageline.broker.coordinator.state import EventLog
@@ -145,6 +146,19 @@ def test_a_key_that_was_revoked_is_refused_over_the_connection_that_it_has(entra
     said = entrance.refusal(WORKER, Report(1, 2, "1F0", 0.0, 0.0))
     assert "was revoked" in said
     assert f"`stageline keys admit {WORKER.text}`" in said
+
+
+def test_of_many_who_have_spoken_those_who_speak_again_lose_their_places_with_their_key(
+    entrance: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that had reported all along was forgotten first: it had been the first to come."""
+    monkeypatch.setattr(gate, "MOST_SPEAKERS", 2)
+    entrance.admit(WORKER)
+    entrance.admit(key(3), Right.LOOK)
+    for sender, speaker in ((b"w", WORKER), (b"1", key(3)), (b"w", WORKER), (b"2", key(3))):
+        message = HELLO if speaker == WORKER else Ask("status")
+        assert entrance.gate.sort([(sender, encode(message))], {sender: speaker.text}.__getitem__, NOW).passed
+    assert entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text)).revoked == {b"w"}
 
 
 def test_a_key_that_is_bound_to_a_place_asks_for_that_place_alone(entrance: Gateway) -> None:
