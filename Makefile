@@ -5,7 +5,7 @@ PYTEST := $(BIN)/pytest -n 4 --dist worksteal
 RUN := PYTHONPATH=tests $(BIN)/python -m
 export PYTHONDONTWRITEBYTECODE :=  # what each process would compile again is kept, also where the variable is set
 
-.PHONY: docs docs-check train test test-quick test-all sweep lint faults fuzz simulate mutants bench docker-test shape clean
+.PHONY: docs docs-check train test test-quick test-all test-engines chromium sweep lint faults fuzz simulate mutants bench docker-test sbom audit shape clean
 
 train: .venv/ready
 	$(BIN)/stageline train examples/digits/stageline.toml
@@ -20,6 +20,20 @@ test-quick: .venv/checks
 # What `make test` leaves out: whole matrices, long runs, more seeds.
 test-all: .venv/checks
 	$(PYTEST) -n 3 -o timeout=300 -m slow
+
+# Pages in a browser, and other programs that take what a run gives them. Screenshots are in build/engines.
+test-engines: .venv/engines chromium build/promtool/usr/bin/promtool
+	$(BIN)/pytest -o timeout=300 -m engines tests/engines
+
+# Debian's Chromium, unless it is there. Needs to be root.
+chromium:
+	@test -x /usr/bin/chromium || { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends chromium fonts-dejavu-core; } || { echo "make test-engines needs /usr/bin/chromium, and apt-get could not install it: be root, or install it by hand" >&2; exit 1; }
+
+# Debian's tool that reads Prometheus' files, unpacked here: the package itself would start a server.
+build/promtool/usr/bin/promtool:
+	mkdir -p build/promtool
+	rm -f build/promtool/prometheus_*.deb
+	cd build/promtool && { apt-get download prometheus || { apt-get update && apt-get download prometheus; }; } && dpkg -x prometheus_*.deb . || { echo "make test-engines needs promtool, and apt-get could not download Debian's package prometheus: run apt-get update as root" >&2; exit 1; }
 
 # Longer ones of which `make test-all` has a part, for changes of what they test; properties with many examples.
 sweep: .venv/checks
@@ -75,6 +89,22 @@ shape: .venv/checks
 docker-test: .venv/checks
 	$(BIN)/python docker/test/run.py
 
+# The bill of materials of stageline and what it needs, build/sbom.json (CycloneDX), from the metadata of what is
+# installed. Once build/audit is there, nothing is asked over a network.
+sbom: .venv/ready build/audit/ready
+	build/audit/bin/cyclonedx-py environment $(BIN)/python --of JSON --output-reproducible -o build/environment.json
+	$(BIN)/python docker/bill.py stageline build/environment.json > build/sbom.json
+
+# Known vulnerabilities of what is installed, as PyPI tells them. Not in CI: the answer changes without a change here.
+audit: .venv/ready build/audit/ready
+	build/audit/bin/python docker/audit.py $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+# The tools of these two, which have no place beside what they look at.
+build/audit/ready:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet 'cyclonedx-bom>=7.5' 'pip-audit>=2.10'
+	touch $@
+
 .venv/ready: setup.py constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "stageline needs Python 3.11 or newer, this is " + sys.version.split()[0] + ". Use make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
@@ -84,6 +114,11 @@ docker-test: .venv/checks
 # What the checks need besides.
 .venv/checks: .venv/ready
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples,test]'
+	touch $@
+
+# What the tests in a browser need besides.
+.venv/engines: .venv/checks
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[examples,test,engines]'
 	touch $@
 
 clean:

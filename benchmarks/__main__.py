@@ -17,6 +17,7 @@ from .claims import (
     offload,
     python_cost,
     queue_speed,
+    read_verbs,
     recovery_cost,
     redis_speed,
     relay_cost,
@@ -59,6 +60,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "startup": startup.measure,
     "weights": weights.measure,
     "coordinator": coordinator_load.measure,
+    "read-verbs": read_verbs.measure,
     "zero-bubble": zero_bubble.measure,
 }
 

@@ -42,6 +42,7 @@ LADDER = {
     "broker/transports/redis": DOING,
     "broker/transports/sockets": DOING,
     "broker/ledger": PURE,
+    "broker/slowness": PURE,
     "broker/coordinator": PURE,
     "workers": PURE,
     "workers/extras": PURE,
@@ -49,6 +50,7 @@ LADDER = {
     "workers/disk": DOING,
     "workers/keys": DOING,
     "workers/runs": DOING,
+    "workers/extras/report": DOING,
     "workers/runtime": DOING,
     "workers/extras/prefix_cache": DOING,
     "workers/checkpoint": DOING,
@@ -58,6 +60,7 @@ LADDER = {
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
     "workers/extras/consent": DOING,
+    "workers/extras/bundle": DOING,
     "workers/launch": DOING,
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,
@@ -112,6 +115,7 @@ PUBLIC = (
     "pipeline/plan/difference.py",  # a plan as tables of keys, and files that are written like one
     "pipeline/plan/errors.py",
     "pipeline/plan/keys/key_types.py",
+    "pipeline/plan/keys/names.py",
     "pipeline/plan/tables.py",
     "pipeline/stage/layers/loss.py",
     "pipeline/stage/stage.py",
@@ -125,6 +129,7 @@ PUBLIC = (
     "workers/disk/owned_folder.py",
     "workers/disk/tensor_file.py",
     "workers/runs/folder.py",  # the folder of a run
+    "workers/runs/metrics.py",  # what it has measured
     "workers/runs/records.py",
     "workers/runs/owner.py",
     "workers/runtime/executor.py",

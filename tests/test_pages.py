@@ -8,6 +8,7 @@
 ```console                    has commands after "$ " and what they print; "..." stands for anything, and numbers,
                               names of runs and digests for others
 ```console title="desk"       is a machine with a folder of its own; "terminal 2" is another terminal in the same
+```yaml                       is read
 ```text                       is a picture, or a part of an output
 """
 
@@ -23,6 +24,7 @@ from time import monotonic, sleep
 from typing import Any
 
 import pytest
+import yaml
 
 from stageline.broker.keys.join_line import JoinLine
 from stageline.pipeline.model.own_schedule import read_plan
@@ -36,10 +38,10 @@ from support.workspace import PLAN, Workspace
 
 FOLDERS = ("start", "guides", "concepts")
 PAGES = [ROOT / "README.md", *sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md"))]
-KINDS = {"python", "toml", "diff", "console", "text", "dockerfile"}
+KINDS = {"python", "toml", "diff", "console", "yaml", "text", "dockerfile"}
 LONG = {"first-kill", "hospital-and-lab", "stuck-run", "checkpoints", "training", "what-a-cut-tells", "models", "taps"}
 LONG |= {"weights", "memory", "split-learning", "placement", "after", "first-plan", "own-model", "two-machines"}
-LONG |= {"sequences", "schedules", "lightning", "transformers-trainer", "lora"}
+LONG |= {"slow-run", "metrics", "sequences", "schedules", "lightning", "transformers-trainer", "lora"}
 REPLACED = re.compile(r"^<!-- in tests: (.+?) becomes (.+?) -->$", re.MULTILINE)
 ALTERNATIVES = (
     (("run", "epochs"), ("run", "steps")),
@@ -129,6 +131,8 @@ class ShownPage:
                 self._execute(text, block.line)
             case "toml":
                 self._read_over(block, text)
+            case "yaml":
+                yaml.safe_load(text)
             case "diff":
                 self._run_changed(text)
             case "console":

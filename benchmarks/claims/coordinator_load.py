@@ -12,13 +12,14 @@ from stageline.broker.control.records import StepRecord
 from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
-from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
-from stageline.pipeline.schedule import Action, Kind, make_schedule
+from stageline.broker.ledger.times import ENTRY
+from stageline.pipeline.program import Program
+from stageline.pipeline.schedule import Kind, make_schedule
 
 STAGES = (10, 100, 1000)
 PLAN = "0" * 64
-_TIMES = packed_times((Action(kind, 0), 0.0, 1.0) for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE))
+_TIMES = b"".join(ENTRY.pack(kind.encode(), 0, 0.0, 1.0) for kind in (Kind.FORWARD, Kind.BACKWARD, Kind.UPDATE))
 
 ABOUT = """\
 The broker's decisions alone, without sockets or files: a worker for each stage joins, and then each reports a finished
@@ -69,7 +70,7 @@ class _Run:
             "load", PLAN, {}, schedule, leases, log_every=10**6, restarts=2, snapshots=True, snapshot_every=2
         )
         self._core = Coordinator(terms, store, run_of(store, PLAN, "load", b"key"), 0.0)
-        self.addresses = _join(self._core, stages)
+        self.addresses = join(self._core, stages)
         self.messages = self.bytes = self._steps = 0
 
     def step(self, *, snapshot: bool) -> float:
@@ -85,20 +86,18 @@ class _Run:
         return seconds
 
 
-def _join(core: Coordinator, stages: int) -> int:
-    """The bytes of the message that says where all workers are."""
+def join(core: Coordinator, stages: int, program: Program | None = None) -> int:
+    """The bytes of the message that says where all workers are; they have the queues of `program`."""
     told: list[FromBroker] = []
     for stage in range(stages):
         name = b"%d" % stage
         hello = Hello(CONTROL_VERSION, PLAN, f"worker-{stage}", "desk", stage + 1, "", stage)
         core.handle(name, hello, 0.0)
-        known = core.run.registry.members[stage].incarnation
-        told = [
-            message
-            for _, message in core.handle(
-                name, msgspec.structs.replace(hello, incarnation=known, endpoint=f"tcp://10.0.0.1:{stage + 1}"), 0.0
-            )
-        ]
+        known, queues = core.run.registry.members[stage].incarnation, program.ends_of(stage) if program else ()
+        placed = msgspec.structs.replace(
+            hello, incarnation=known, endpoint=f"tcp://10.0.0.1:{stage + 1}", queues=queues
+        )
+        told = [message for _, message in core.handle(name, placed, 0.0)]
     return max(len(encode(message)) for message in told if isinstance(message, Peers))
 
 

@@ -72,11 +72,6 @@ def train_over_redis(workload: Workload, *sets: str) -> Timing:
         return train(workload, [f"queues.url={url}", *sets])
 
 
-def train_sealed(workload: Workload) -> Timing:
-    """Over Redis, with sealed queues."""
-    return train_over_redis(workload, "model.factory=sealed_workload.py:build")
-
-
 def train_keyed(workload: Workload) -> Timing:
     """At addresses that other machines reach, so that connections between workers have keys."""
     return train(workload, ["queues.url=tcp://0.0.0.0:0"])

@@ -2,9 +2,10 @@
 
 The encoding is in `protocol.py`, the records that messages contain in `records.py`.
 
-    worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined
-    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Stop, Refused
-    command -> broker   Ask, StopRun, KeyOrder; a supervisor also Exited
+    worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined, Peeked
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Hold, Peek, ShowStacks, ShowLog,
+                        Stop, Refused
+    command -> broker   Ask, StopRun, PauseRun, KeyOrder; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
@@ -20,9 +21,13 @@ from typing import Annotated
 import msgspec
 
 from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.parties import MOST_PARTIES, ReceivedParties
 from stageline.pipeline.program import Queue
 
+from .pauses import NOT_HELD, HeldBack, Hold, PauseRun
+from .peek import Look, Peeked
 from .place_keys import PlaceKeys, Secret
+from .queue_counts import Depth, Intake
 from .records import (
     Count,
     EvaluationRecord,
@@ -37,7 +42,7 @@ from .records import (
     WorkerRecord,
 )
 
-CONTROL_VERSION = 14
+CONTROL_VERSION = 18
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, from which on no other step is added
 MOST_ROUNDS = 500  # of evaluation, in one report
@@ -49,9 +54,10 @@ WAITS = "waits"  # the first word of `Report.now` while the compute loop has not
 Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]
 Token = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-StepDigest = tuple[
-    Name, Count, Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,32}$")]
-]  # of a queue's step, with the mark of its key
+_Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16,32}$")]  # with the mark of its key
+StepDigest = tuple[Name, Count, _Digest]  # of a queue's step
+_Note = Annotated[bytes, msgspec.Meta(max_length=2**16)]
+Notes = Annotated[dict[Name, _Note], msgspec.Meta(max_length=2 * MOST_PARTIES)]  # by the text of the opening key
 
 
 class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="is"):
@@ -61,9 +67,8 @@ class _ControlMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
 class Hello(_ControlMessage, frozen=True, tag="hello"):
     """A process's request for a place, or a worker's news of its endpoint or its survival.
 
-    A worker that has an incarnation sends Hello again when it has an endpoint, and when the broker may have been
-    restarted. A worker that finds its initial snapshots deleted sends its incarnation and `snapshots`, without
-    `memory`.
+    A worker that has an incarnation sends Hello again when it has an endpoint, and when the broker may be another. One
+    that finds its initial snapshots deleted sends its incarnation and `snapshots`, without `memory`.
 
     Attributes:
         plan: `Plan.digest()`.
@@ -71,8 +76,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
         claim: The wanted worker index; None for any free one.
         incarnation: The incarnation assigned to the worker, 0 at first.
         settings: `Plan.as_mapping()`, so that a refusal can name how two plans differ.
-        spare: True for a process that replaces a lost worker. It stands by before the run starts and while no place is
-            free.
+        spare: True for a process that replaces a lost worker: it stands by before the start, and until a place is free.
         memory: The worker's record of the run, sent with an incarnation.
         snapshots: (stage, step) of the run's snapshots on the worker's disk, of any stage; None before it has looked,
             or if it does not know the run.
@@ -83,6 +87,9 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
         needs_length: True for a worker without data, which stands by until the broker knows the length.
         queues: Queues that the process has an end of, sent with its endpoint. The broker explains waits by them, and
             refuses a process whose queues differ from those of the processes at their other ends.
+        parties: The parties of the process's plan.
+        key: The text of the party's key that the process has; "" in a run without parties.
+        notes: Notes for the other parties, sent with its endpoint. The broker passes them on, and cannot open them.
     """
 
     version: int
@@ -102,6 +109,9 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     length: RunLength | None = None
     needs_length: bool = False
     queues: Annotated[tuple[Queue, ...], msgspec.Meta(max_length=MOST_QUEUES)] = ()
+    parties: ReceivedParties = ()
+    key: Name = ""
+    notes: Notes = {}
 
 
 class Report(_ControlMessage, frozen=True, tag="report"):
@@ -113,6 +123,8 @@ class Report(_ControlMessage, frozen=True, tag="report"):
         now: The compute loop's present action or wait: "2F3 of step 7", "waits for forward-1 message 40".
         since: The start of that, in seconds since the epoch.
         idle: The share of the time since the last report in which the loop waited, 0 to 1.
+        puts: Counts of the queues that it puts into, by name, as they were `counted` seconds ago.
+        takes: Counts of the queues that it takes from.
         steps: Finished steps. `steps`, `snapshots`, `evaluations` and `digests` are repeated until they are confirmed.
         training_steps: Steps that the run trains, if the worker knows; from a script that makes no more calls, all that
             it has called for.
@@ -121,18 +133,20 @@ class Report(_ControlMessage, frozen=True, tag="report"):
         complete: The newest checkpoint announced to the worker.
         waits: The messages, room or credit that the loop lacks; empty while it computes.
         layer: The place in the model where it computes, such as "layer 30".
-        trouble: The reason why the server of the worker's queues moves no messages, for `troubled` seconds now; else
-            "".
-        fault: The work that fails for want of disk space, descriptors or memory and is tried again, continuing "worker
-            1"; "" if there is none.
-        evaluations: Rounds of evaluation, from the last stage's worker. The snapshot of a later step comes with a round
-            or after it, so that the broker knows the round before that checkpoint can be complete.
+        trouble: The reason why the server of the worker's queues moves no messages for `troubled` seconds; else "".
+        fault: The work that fails for want of a resource and is tried again, continuing "worker 1"; "" without one.
+        evaluations: Rounds of evaluation, from the last stage's worker; the snapshot of a later step comes no earlier.
         orders: The number of schedule orders that the worker knows.
         closed: The first step that the worker does not begin before it knows the next order; None if it waits for none.
+        held: The newest order about a pause that the worker knows.
         stage_bytes: Memory of each stage: (stage, bytes without activations, bytes of one microbatch in flight, further
             bytes of that between the halves of its backward or None if the stage cannot split it).
         digests: Digests of the messages that this end has put into, or taken from, a queue at a server, by step. They
             come with the snapshots of the steps after or before them.
+        memory: Bytes of memory that the process takes; 0 if it does not know.
+        timed: True to have the confirmation say when it was sent.
+        clock: The seconds by which the broker's clock is ahead of the worker's, and how far that may be wrong; None if
+            it is not known.
     """
 
     incarnation: Count
@@ -143,7 +157,9 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     steps: list[StepRecord] = []
     events: list[Event] = []
     retained_bytes: int = 0
-    queues: dict[str, list[float]] = {}  # queue -> ready, in flight, retained, bytes, oldest age in seconds
+    puts: dict[Name, Depth] = {}
+    takes: dict[Name, Intake] = {}
+    counted: float = 0.0
     training_steps: Count | None = None
     number: Count = 0
     snapshots: list[tuple[Count, Count]] = []
@@ -156,8 +172,12 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     evaluations: list[EvaluationRecord] = []
     orders: Count = 0
     closed: Count | None = None
+    held: HeldBack = NOT_HELD
     stage_bytes: list[tuple[Count, Count, Count, Count | None]] = []
     digests: list[StepDigest] = []
+    memory: Count = 0
+    timed: bool = False
+    clock: tuple[float, float] | None = None
 
     @property
     def waiting(self) -> bool:
@@ -176,7 +196,7 @@ class Failed(_ControlMessage, frozen=True, tag="failed"):
 class Finished(_ControlMessage, frozen=True, tag="finished"):
     """A worker's news that all its steps are done.
 
-    Others may still need its queues: the worker serves them until Stop with code 0 arrives, when all have finished.
+    Others may need its queues: the worker serves them until Stop with code 0 arrives, when all have finished.
 
     Attributes:
         digests: [dtype, shape, sha256 hex] of each state_dict entry of the worker's stages, by name.
@@ -201,10 +221,7 @@ class Goodbye(_ControlMessage, frozen=True, tag="goodbye"):
 
 
 class Declined(_ControlMessage, frozen=True, tag="declined"):
-    """A process's news that it was to join and does not, with the `reason` for people.
-
-    Any process may send it; the script is told.
-    """
+    """A process's news that it does not join, with the `reason` for people; the script is told. Any may send it."""
 
     host: Name
     pid: int
@@ -262,15 +279,25 @@ class Peers(_ControlMessage, frozen=True, tag="peers"):
     """The addresses of every worker's queues: index -> (incarnation, endpoint).
 
     Sent once all have joined, and again after each change.
+
+    Attributes:
+        parties: The parties of the broker's plan.
+        notes: The notes of the workers, by index.
     """
 
     workers: dict[int, tuple[int, str]]
+    parties: ReceivedParties = ()
+    notes: dict[int, Notes] = {}
 
 
 class Confirmed(_ControlMessage, frozen=True, tag="heard"):
-    """A confirmation that the broker has stored the worker's reports up to `number`."""
+    """A confirmation that the broker has stored the worker's reports up to `number`.
+
+    `at` is when it was sent, in seconds since the epoch by the broker's clock; 0.0 if the report did not ask.
+    """
 
     number: Count
+    at: float = 0.0
 
 
 class Trim(_ControlMessage, frozen=True, tag="trim"):
@@ -321,7 +348,7 @@ class Ask(_ControlMessage, frozen=True, tag="ask"):
     """A command's query.
 
     Attributes:
-        what: "status", "queues", "story", "why", "timetable", "join" or "keys".
+        what: The query's name, such as "status".
         of: The query's parameters, by name.
     """
 
@@ -365,5 +392,7 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
     facts: dict[str, object]
 
 
-ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Exited | Ask | StopRun | KeyOrder
-FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | Stop | Refused | Answer
+ToBroker = (
+    Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | StopRun | PauseRun | KeyOrder
+)
+FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | Hold | Look | Stop | Refused | Answer

@@ -29,9 +29,11 @@ class PlaceKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         place: Index of the place.
         links: By place, the secret that the place shares with it alone; empty for itself, and in a run without a key.
         secret: Secret key of the place's own sockets; empty if connections have no keys.
-        public: Public key of every place, by index; empty if connections have no keys.
+        public: Public key of every place, by index; empty if connections have no keys. In a run with parties, from its
+            broker: the key of the party that has the place; all secrets are then missing, and each worker makes them.
         salt: Random bytes of the run; empty unless queues seal what they leave with a server.
         generation: Count of the keys that the run has had, which only grows.
+        name: Name by which places with one secret key differ at a relay.
     """
 
     place: Count = 0
@@ -40,6 +42,7 @@ class PlaceKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     public: tuple[Secret, ...] = ()
     salt: Secret = b""
     generation: Count = 0
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
 
     def __repr__(self) -> str:
         """Return the keys as text, without the secrets."""

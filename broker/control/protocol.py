@@ -38,6 +38,7 @@ from .messages import (
     Report,
     ToBroker,
 )
+from .peek import Peeked
 from .records import Count
 
 KEY_BYTES = 32  # of a run's key, and of each secret
@@ -272,7 +273,7 @@ class Sealer:
         """Accept any serial again: another broker may answer, on a machine whose clock is behind."""
         self._heard = Serials()
 
-    def worker_message(self, message: Hello | Report | Failed | Finished | Goodbye) -> bytes:
+    def worker_message(self, message: Hello | Report | Failed | Finished | Goodbye | Peeked) -> bytes:
         """Return the frame of a worker's message; it is not sealed if it is under no incarnation."""
         return self.sealed(message, self._secrets.get(message.incarnation, b""))
 

@@ -98,8 +98,8 @@ class StepRecord(_ControlRecord, frozen=True, tag="step"):
     Attributes:
         stage: The stage.
         step: The step.
-        times: Each action of the stage in the order in which the worker ran them: its kind, microbatch, start and end
-            (`ledger/ledger.py` packs and reads them). Empty if not measured.
+        times: Actions and waits of the stage in the order in which the worker ran them, with their start and end, as
+            `ledger/times.py` packs and reads them. Empty if not measured.
         loss: The step's loss on the last stage; None elsewhere and for a step without rows.
         norm: The norm of all gradients, on the last stage, where gradients are clipped.
     """

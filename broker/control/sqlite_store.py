@@ -112,6 +112,11 @@ class SqliteStore:
         rows = self._rows("SELECT times FROM step WHERE stage = ? AND slot = ? AND step = ?", where)
         return next((StepRecord(stage, step, times) for (times,) in rows), None)
 
+    def records(self, wanted: Sequence[tuple[int, int]]) -> list[StepRecord]:
+        """Return the records of these stages and steps that are kept."""
+        found = (self.record(stage, step) for stage, step in wanted)
+        return [record for record in found if record is not None]
+
     def go_back(self, stages: Sequence[int], step: int) -> None:
         """Forget that the stages have finished `step` and later steps; losses stay."""
         rows = [(stage, step) for stage in stages]

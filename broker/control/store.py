@@ -63,6 +63,9 @@ class Store(Protocol):
     def record(self, stage: int, step: int) -> StepRecord | None:
         """Return the record of `step` of `stage`, without its loss, or None if it is not kept."""
 
+    def records(self, wanted: Sequence[tuple[int, int]]) -> list[StepRecord]:
+        """Return the records of these stages and steps that are kept, without losses. At a server: one round trip."""
+
     def go_back(self, stages: Sequence[int], step: int) -> None:
         """Forget that the stages have finished `step` and later steps; losses stay."""
 
@@ -103,6 +106,11 @@ class MemoryStore:
         """Return the record of `step` of `stage`, without its loss, or None if it is not kept."""
         record = self._records.get((stage, step % self._kept_steps))
         return StepRecord(stage, step, record.times) if record is not None and record.step == step else None
+
+    def records(self, wanted: Sequence[tuple[int, int]]) -> list[StepRecord]:
+        """Return the records of these stages and steps that are kept."""
+        found = (self.record(stage, step) for stage, step in wanted)
+        return [record for record in found if record is not None]
 
     def begin(self) -> None:
         """Forget everything: another run begins."""

@@ -5,8 +5,8 @@ reports of steps ──> ScheduleReview ──> another schedule is chosen
 reports: closed from step 12 on  <─────────┘
          all have answered ──> the last of those steps is the order's; stored, then told
 
-Reads `config`, `registry`, `ledger`, `replacements`. Writes `orders`. A run that does not choose its schedule uses
-nothing here.
+Reads `config`, `registry`, `ledger`, `replacements`, `pauses`. Writes `orders`. A run that does not choose its schedule
+uses nothing here.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from math import ceil
 
 from stageline.broker.control.messages import Report
 from stageline.broker.control.records import StepRecord
-from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.ledger.member import Member
+from stageline.broker.ledger.times import timed_actions
 from stageline.pipeline.choice import ChosenSchedule, RankedSchedule, ScheduleReview, StageBytes
 from stageline.pipeline.choice.measured import ActionTimes
 
@@ -71,7 +71,7 @@ class Ordering:
     def _turn(self, run: RunState, now: float) -> None:
         """Advance the review. Steps that a replacement repeats say nothing about how long messages take."""
         review, begun = self._reviewing(run), run.ledger.begun
-        if run.registry.missing or run.replacements.pending:
+        if run.registry.missing or run.replacements.pending or run.pauses.present is not None:
             review.interrupt(begun)
         elif (chosen := review.advance(now, begun, self._bytes)) is not None:
             self._go_by(run, chosen, begun, now)

@@ -1,5 +1,8 @@
 """Keys of the places: what each worker is told of them, and others for all once a machine must not take part.
 
+In a run with parties the broker tells no secrets: only by which of its party's keys each place is met at present, which
+every worker compares with its own plan.
+
 A new generation of keys is stored before a worker is told of it. Running workers are told their places again when they
 say Hello, and take over the keys that these bring.
 
@@ -8,11 +11,14 @@ Reads `config`, `keys`. Writes `registry`.
 
 from functools import lru_cache
 
+from stageline.broker.control.messages import Hello, Peers
 from stageline.broker.control.place_keys import PlaceKeys
 from stageline.broker.keys.join_line import keyed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
+from stageline.broker.keys.parties import differences, party_at
 from stageline.broker.keys.queue_guard import QueueGuard
 from stageline.pipeline.addresses import parted
+from stageline.pipeline.printable import bounded
 
 from . import records
 from .state import RunState
@@ -26,6 +32,9 @@ def keys_of(run: RunState, index: int) -> PlaceKeys:
         return PlaceKeys()
     guard, generation = run.config.guard, run.registry.generation
     places = range(len(run.config.placement))
+    if run.config.parties:
+        used = tuple(_raw(key_in_use(run, place)) for place in places)
+        return PlaceKeys(index, public=used, salt=run.keys.salt, generation=generation)
     has_pairs = guard is QueueGuard.CONNECTIONS or run.config.has_keys
     return PlaceKeys(
         index,
@@ -43,6 +52,8 @@ def endpoints(run: RunState) -> Endpoints:
     A worker has its queues where its own plan says, which may be another address than in the broker's plan.
     """
     peers = run.registry.peers
+    if run.config.parties:  # with the parties' keys, if any
+        return peers
     all_keyed = run.config.guard is QueueGuard.CONNECTIONS
     if not (all_keyed or run.config.has_keys) or not run.keys.key:
         return peers
@@ -50,6 +61,42 @@ def endpoints(run: RunState) -> Endpoints:
         index: (number, keyed(parted(at)[0], _public(run, index)) if all_keyed or parted(at)[1] else at)
         for index, (number, at) in peers.items()
     }
+
+
+def peers_of(run: RunState) -> Peers:
+    """Return what workers are told of each other."""
+    notes = {each.index: each.notes for each in run.registry.members.values() if each.notes}
+    return Peers(endpoints(run), run.config.parties, notes)
+
+
+def other_parties(run: RunState, hello: Hello) -> str:
+    """Return, for people, which parties a newcomer has otherwise than the broker; "" if it has the same.
+
+    A worker that runs is told of the broker's parties, and keeps to its own.
+    """
+    if hello.incarnation or not (found := "; ".join(differences(hello.parties, run.config.parties))):
+        return ""
+    return bounded(f"{hello.name} has other parties than the broker: {found} (here: the worker, there: the broker)")
+
+
+def key_in_use(run: RunState, place: int) -> str:
+    """Return the text of the party's key that the process in a place has, or had last; "" for a place of no party."""
+    party = party_at(run.config.parties, place)
+    if party is None:
+        return ""
+    used = run.registry.party_keys.get(place, "")
+    return used if used in party.keys else party.keys[0]
+
+
+def note_key(run: RunState, place: int, key: str, now: float) -> bool:
+    """Note by which key the process in a place is met. Returns True if it is another one, so that all must be told."""
+    if not key or not run.config.parties:
+        return False
+    before = key_in_use(run, place)
+    run.registry.party_keys[place] = key
+    if key != before:
+        run.registry.begin_generation(now)
+    return key != before
 
 
 def rotate(run: RunState, now: float) -> None:
@@ -63,6 +110,10 @@ def catch_up(run: RunState, now: float) -> None:
     register = run.config.access.register
     if register is not None and register.newest_revocation > run.registry.rekeyed:
         rotate(run, now)
+
+
+def _raw(key: str) -> bytes:
+    return PublicKey.parse(key).raw if key else b""
 
 
 def _public(run: RunState, index: int) -> PublicKey:

@@ -9,24 +9,29 @@ import msgspec
 from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.ledger.evaluations import fact_of
 from stageline.broker.ledger.explain import MEND
-from stageline.broker.ledger.ledger import MicrobatchPosition, timed_actions
+from stageline.broker.ledger.ledger import MicrobatchPosition
 from stageline.broker.ledger.losses import Replacement
 from stageline.broker.ledger.recovery import attempts_on
 from stageline.broker.ledger.registry import Contact
+from stageline.broker.ledger.times import timed_actions
 from stageline.broker.ledger.wait_graph import WaitChain
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
-from stageline.pipeline.schedule import ONCE_PER_STEP, Action, Schedule
+from stageline.pipeline.schedule import ONCE_PER_STEP, Schedule
 
+from .measuring import measures
+from .pacing import course, history, number, pace_of, slow, timetable
+from .pausing import told
+from .peeks import over
+from .queue_queries import BadQuery, microbatches, queue, queues
 from .restart import missing, waiting_for
 from .run import RunPhase
+from .setbacks import lost_time
 from .state import Life, RunState
 from .waiting import why_waiting
 
 Facts = dict[str, object]
 
-_DEPTH = ("ready", "in_flight", "retained", "bytes", "oldest")  # what a report has of each queue
-_LOOKED_BACK = 16  # steps, for one of which all times are known: of those before a loss, some are not
 _WHILE_PLACING = {  # what can be done while no worker has anything to wait for
     Life.CHOOSING_CHECKPOINT: "start the missing workers, where their snapshots are",
     Life.RECONCILING: "wait: the run continues by itself, or the broker names what is missing",
@@ -35,10 +40,6 @@ _WHILE_PLACING = {  # what can be done while no worker has anything to wait for
 
 
 NO_KEYS = "this broker has no keys: only processes of its own machine reach it, or its plan has broker.insecure = true"
-
-
-class _BadQuery(Exception):
-    """The error that a parameter of the query is missing or invalid."""
 
 
 def answer(run: RunState, ask: Ask, now: float) -> Answer | Refused:
@@ -52,8 +53,8 @@ def answer(run: RunState, ask: Ask, now: float) -> Answer | Refused:
     if ask.what not in _ANSWERS:
         return Refused(f"the broker has no answer to {ask.what!r}; ask for {', '.join(_ANSWERS)}", code=ExitCode.USAGE)
     try:
-        return Answer(f"{ask.what}/1", _ANSWERS[ask.what](run, ask.of, now))
-    except _BadQuery as error:
+        return Answer(f"{ask.what}/{_VERSIONS.get(ask.what, 1)}", _ANSWERS[ask.what](run, ask.of, now))
+    except BadQuery as error:
         return Refused(f"{ask.what}: {error}", code=ExitCode.USAGE)
 
 
@@ -63,7 +64,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     The losses and rounds are those from step `losses_from` on, or all. `script` is the run's script as a worker without
     stages, None if the run has none.
     """
-    first = _number(of, "losses_from", 0)
+    first = number(of, "losses_from", 0)
     outcome, ledger, schedule = run.outcome, run.ledger, run.config.schedule
     places, workers = range(len(run.config.placement)), range(len(schedule.placement))
     lacking = [index for index in missing(run) if index in workers] if run.phase is RunPhase.WAITING else []
@@ -86,6 +87,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "reason": outcome.reason if outcome else None,
         "code": outcome.code if outcome else None,
         "saving": run.saving,
+        "paused": told(run),
         "weights_sha256": outcome.weights_sha256 if outcome else None,
         "training_steps": run.training_steps,
         "finished": list(ledger.finished),
@@ -114,6 +116,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "oddities": dict(run.events.anomalies),
         "workers": [_worker(run, now, index) for index in workers],
         "keys": run.config.access.summary,
+        "pace": pace_of(run, now),
     }
 
 
@@ -199,6 +202,8 @@ def _worker(run: RunState, now: float, index: int) -> Facts:
         "layer": report.layer if report else "",
         "actions": report.actions if report else 0,
         "retained_bytes": report.retained_bytes if report else 0,
+        "memory": report.memory if report and report.memory else None,
+        "clock": report.clock if report else None,
     }
 
 
@@ -209,7 +214,7 @@ def _join(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """
     code = run.config.code
     if code is None:
-        raise _BadQuery(
+        raise BadQuery(
             f"run {run.id} has no script that gives its workers a plan. Start them with the plan that its broker "
             "has: stageline worker CONFIG --join LINE, or --broker URL"
         )
@@ -218,23 +223,12 @@ def _join(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     return {"run": run.id, "settings": settings, "torch": code.torch, "files": dict(code.files), "over": over}
 
 
-def _queues(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Return the depths of each queue, as each worker with an end of it sees it."""
-    reports = [(index, member.report) for index, member in sorted(run.registry.members.items()) if member.report]
-    rows = [
-        {"queue": name, "worker": index, **dict(zip(_DEPTH, depth, strict=False))}
-        for index, report in reports
-        for name, depth in report.queues.items()
-    ]
-    return {"run": run.id, "queues": rows}
-
-
 def _story(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """Return the history of a microbatch: one entry per stage."""
-    step, microbatch = _number(of, "step"), _number(of, "microbatch")
+    step, microbatch = number(of, "step"), number(of, "microbatch")
     schedule = run.config.schedule
     if microbatch >= schedule.microbatches:
-        raise _BadQuery(
+        raise BadQuery(
             f"there is no microbatch {microbatch}: a step has {schedule.microbatches}, 0 to {schedule.microbatches - 1}"
         )
     _check_step(run, step)
@@ -256,7 +250,7 @@ def _check_step(run: RunState, step: int) -> None:
     if run.training_steps is None or step < run.training_steps or step < run.ledger.begun:
         return
     last = max(run.training_steps, run.ledger.begun) - 1
-    raise _BadQuery(
+    raise BadQuery(
         f"there is no step {step}: run {run.id} has {run.training_steps} training steps; ask for 0 to {last}"
     )
 
@@ -288,11 +282,12 @@ def _at_stage(run: RunState, at: MicrobatchPosition) -> Facts:
 
 
 def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Return the reason why the run waits, or why the worker that owns a stage does."""
-    facts: Facts = {"run": run.id, "phase": str(run.phase)}
+    """Return the reason why the run waits or is slow, or why the worker that owns a stage waits."""
+    facts: Facts = {"run": run.id, "phase": str(run.phase), "slow": None, "recovery": None}
     owner = _owner(run.config.schedule, of)  # a stage that does not exist is refused in every phase
     if run.outcome is not None:
         over = "nothing: the run is over"
+        facts |= {"slow": slow(run), "recovery": lost_time(run)}
         return {**facts, "text": run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
     if run.fault:
         text = f"the broker {run.fault}. Until then it hears nothing of the workers, which train without it"
@@ -302,6 +297,8 @@ def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         return {**facts, "text": awaited, "chain": [], "root": None, "reports": [], "action": action}
     found = why_waiting(run, now, owner)
     chain = found.chain
+    if chain.harmless and owner is None:  # a loss or a stall goes first
+        facts |= {"slow": slow(run), "recovery": lost_time(run)}
     return {
         **facts,
         "text": found.text,
@@ -331,50 +328,44 @@ def _owner(schedule: Schedule, of: Mapping[str, str]) -> int | None:
     if stage is None:
         numbered = "stage 0" if schedule.stages == 1 else f"stages 0 to {schedule.stages - 1}"
         copies = f", with replicas {schedule.copies} in all" if schedule.shares else ""
-        raise _BadQuery(f"there is no stage {of['stage']}: the plan has {numbered}{copies}")
+        raise BadQuery(f"there is no stage {of['stage']}: the plan has {numbered}{copies}")
     return schedule.owner(stage)
-
-
-def _timetable(run: RunState, of: Mapping[str, str], now: float) -> Facts:
-    """Return all actions of the newest training step whose times all stages have reported.
-
-    There are no actions, and `step` is None, if the newest steps have no such one.
-    """
-    floor = run.ledger.finished_floor
-    for step in range(floor - 1, max(0, floor - _LOOKED_BACK) - 1, -1):
-        records = [run.store.record(stage, step) for stage in range(run.config.schedule.copies)]
-        timed = [[] if record is None else timed_actions(record) for record in records]
-        if all(timed):
-            return {"run": run.id, "step": step, "actions": [_timed(*each) for stage in timed for each in stage]}
-    return {"run": run.id, "step": None, "actions": []}
-
-
-def _timed(action: Action, start: float, end: float) -> Facts:
-    kind, stage, microbatch = str(action.kind), action.stage, action.microbatch
-    return {"kind": kind, "stage": stage, "microbatch": microbatch, "start": start, "end": end}
 
 
 def _keys(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """Return the invitations, the keys that have enrolled, and the keys that knocked in vain."""
     facts = run.config.access.facts()
     if facts is None:
-        raise _BadQuery(NO_KEYS)
+        raise BadQuery(NO_KEYS)
     return {"run": run.id, **facts}
 
 
-def _number(of: Mapping[str, str], name: str, default: int | None = None) -> int:
-    text = of.get(name, "" if default is None else str(default))
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise _BadQuery(f"{name} must be a number from 0 on, not {text!r}")
-    return int(text)
+def _peek(run: RunState, of: Mapping[str, str], now: float) -> Facts:
+    """Raise `BadQuery`: only a worker that runs can tell, and the coordinator asks it."""
+    raise BadQuery(over(run) if run.outcome is not None else "no worker can be asked now: see `stageline why`")
 
 
+def _of_process(run: RunState, of: Mapping[str, str], now: float) -> Facts:
+    """Raise `BadQuery`: only a worker that runs can tell its stack and its log, and the coordinator asks it."""
+    raise BadQuery(f"no process of run {run.id} can be asked now: `stageline why` says what the records have")
+
+
+_VERSIONS = {"queues": 2}  # of schemas that are not the first of their name
 _ANSWERS: Mapping[str, Callable[[RunState, Mapping[str, str], float], Facts]] = {
     "status": _status,
-    "queues": _queues,
+    "queues": queues,
+    "queue": queue,
+    "peek": _peek,
+    "export": _peek,
+    "stack": _of_process,
+    "log": _of_process,
+    "microbatches": microbatches,
     "story": _story,
     "why": _why,
-    "timetable": _timetable,
+    "timetable": timetable,
+    "history": history,
+    "measures": measures,
+    "course": course,
     "join": _join,
     "keys": _keys,
 }

@@ -7,7 +7,8 @@ Workers' newest reports, open microbatches and anomalies live in the broker's me
 them as one fact, about once a second, for queries after the broker's end; `recall` takes that fact back into restored
 records. No decision is made from it.
 
-Reads all parts of the state. Writes, after a loss: `ledger`, `checkpoints`, `lost_work`.
+Reads all parts of the state. Writes, after a loss: `ledger`, `checkpoints`, `lost_work`,
+`milestones`.
 """
 
 from collections import deque
@@ -24,15 +25,19 @@ from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of,
 from stageline.broker.ledger.ledger import Holder, IllegalTransition, Ledger
 from stageline.broker.ledger.losses import Replacement, Replacements, Standstill
 from stageline.broker.ledger.member import Member, MemberStatus
+from stageline.broker.ledger.milestones import Milestone, Milestones
 from stageline.broker.ledger.orders import OrderBook
+from stageline.broker.ledger.pauses import PauseBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch, lost_attempts
 from stageline.broker.ledger.registry import Registry
+from stageline.broker.ledger.trend import Trend
 
 from .run import RunConfig, RunIdentity, RunOutcome, RunPhase
 from .state import KEPT_LOSSES, RunState
 
-OBSERVED, _REGISTRY = "observed", "registry"  # names of facts
+OBSERVED, _REGISTRY, _TREND = "observed", "registry", "trend"  # names of facts
 EVERY = 1.0  # seconds between two observations
+_RUNS = (MemberStatus.PRESENT, MemberStatus.FINISHED)  # of a member whose process is there
 
 
 class _Replacing(msgspec.Struct):
@@ -47,6 +52,7 @@ class _Progress(msgspec.Struct):
     checkpoints: CheckpointTracker
     replacing: _Replacing
     attempts: list[LostAttempt] = []
+    milestones: list[Milestone] = []
 
 
 class _ObservedMember(msgspec.Struct, frozen=True):
@@ -121,8 +127,11 @@ def restored(run: str, config: RunConfig, store: Store, stored: StoredRun, now: 
         StartSearch(config.placement),
         Standstill(config.lease),
         deque(kept.attempts, KEPT_LOSSES),
+        Milestones(kept.milestones),
         outcome,
         config.length,
+        Trend.of(len(schedule.placement), facts.get(_TREND)),
+        PauseBook.stored_in(facts),
     )
 
 
@@ -140,7 +149,7 @@ def facts_of(run: RunState) -> Fact:
     """Return the fact that `save` stores."""
     counts = run.replacements
     replacing = _Replacing(list(counts.pending.values()), list(counts.in_a_row.items()), list(counts.ever.items()))
-    progress = _Progress(run.checkpoints, replacing, list(run.lost_work))
+    progress = _Progress(run.checkpoints, replacing, list(run.lost_work), list(run.milestones))
     return {**run.registry.facts(), **msgspec.to_builtins(progress, order="deterministic")}
 
 
@@ -165,6 +174,7 @@ def go_back(run: RunState, lost: Iterable[Member], stages: Iterable[int], why: s
     step, gone = run.checkpoints.complete, list(stages)
     for member in lost:
         run.lost_work.extend(lost_attempts(member, run.ledger, step, why, now))
+        run.milestones.append(Milestone("loss", member.exited[0] if member.exited else now, step, member.index, why))
     run.checkpoints.forget(gone)
     run.ledger.go_back(gone, step)
     run.store.go_back(gone, step)
@@ -174,6 +184,11 @@ def go_back(run: RunState, lost: Iterable[Member], stages: Iterable[int], why: s
 def keep_observation(run: RunState, now: float) -> None:
     """Store what only this process knows, for queries after its end. Call it about once a second."""
     run.store.put(OBSERVED, _observe(run, now))
+    members, workers = run.registry.members, range(len(run.config.schedule.placement))
+    placed = (members.get(index) for index in workers)
+    reports = [each.report if each is not None and each.status in _RUNS else None for each in placed]
+    if run.trend.note(reports, now) or run.outcome is not None:
+        run.store.put(_TREND, msgspec.to_builtins(run.trend.facts()))
 
 
 def _observe(run: RunState, now: float) -> Fact:

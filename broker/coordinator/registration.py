@@ -22,11 +22,11 @@ from stageline.broker.control.messages import (
     Finished,
     Goodbye,
     Hello,
-    Peers,
     Refused,
     Report,
     Standby,
 )
+from stageline.broker.control.peek import Peeked
 from stageline.broker.control.records import RunLength
 from stageline.broker.ledger.losses import MOST
 from stageline.broker.ledger.member import Member
@@ -38,13 +38,13 @@ from stageline.pipeline.plan import differences
 from stageline.pipeline.program import Queue
 
 from . import records, reports
-from .place_keys import endpoints, keys_of
+from .place_keys import keys_of, note_key, other_parties, peers_of
 from .restart import lose_records, waiting_for
 from .run import RunConfig
 from .script_place import place_of
 from .state import Life, RunState
 
-FromMember = Report | Finished | Failed | Goodbye
+FromMember = Report | Finished | Failed | Goodbye | Peeked
 
 
 def answer(run: RunState, hello: Hello, sender: bytes, now: float) -> None:
@@ -195,12 +195,11 @@ def _place_of(run: RunState, member: Member) -> Assigned:
 def _inform(run: RunState, member: Member) -> None:
     """Tell the peers, to all workers if they have changed, and the newest checkpoint, which may have been missed."""
     if run.registry.complete:
-        peers = Peers(endpoints(run))
         if run.registry.announces():
             run.events.infos.append(f"run {run.id}: all workers have joined")
-            run.broadcast(peers)
+            run.broadcast(peers_of(run))
         else:
-            run.outgoing.append((member.sender, peers))
+            run.outgoing.append((member.sender, peers_of(run)))
     complete = run.checkpoints.complete if run.config.snapshots else 0
     if complete and (announcement := run.announcement(complete)) is not None:
         run.outgoing.append((member.sender, announcement))
@@ -239,7 +238,11 @@ def _register(run: RunState, hello: Hello, sender: bytes, now: float, *, promote
     found = run.registry.register(hello, sender, now, run.checkpoints.complete, replaced, promoted=promoted)
     if isinstance(found, Member):
         run.learn_length(hello)
+        rekeyed = note_key(run, found.index, hello.key, now)
         records.save(run)
+        if rekeyed:  # the links to this place have other secrets
+            others = [each for each in run.registry.reachable() if each is not found]
+            run.outgoing.extend((each.sender, _place_of(run, each)) for each in others)
     return found
 
 
@@ -298,6 +301,8 @@ def _mismatch(run: RunState, hello: Hello) -> Refused | None:
         )
     if hello.plan != config.plan:
         reason = f"{hello.name} has another plan than the broker: {_difference(hello, config)}"
+        return Refused(reason, code=ExitCode.REFUSED)
+    if reason := other_parties(run, hello):
         return Refused(reason, code=ExitCode.REFUSED)
     if (theirs := _restarts(hello)) is not None and (theirs > 0) != (config.restarts > 0):
         return Refused(

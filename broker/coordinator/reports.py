@@ -4,19 +4,20 @@ Everything new is stored first, then the report is confirmed. A report of a genu
 numbers that do not exist, snapshots that are not due. Such a report, or such a part of it, has no effect; it is
 counted, and named in the log.
 
-Reads `config`, `outcome`. Writes the member, `ledger`, `digests`, `evaluations`, `checkpoints`, `replacements`,
-`stopping`, and what workers report of the run's length; stores them.
+Reads `config`, `outcome`. Writes the member, `ledger`, `pace`, `digests`, `evaluations`, `checkpoints`, `milestones`,
+`replacements`, `stopping`, and what workers report of the run's length; stores them.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 
-from stageline.broker.control.messages import MOST_DIGESTS, MOST_ROUNDS, Confirmed, Report
+from stageline.broker.control.messages import MOST_DIGESTS, MOST_QUEUES, MOST_ROUNDS, Confirmed, Report
 from stageline.broker.control.protocol import is_full
-from stageline.broker.control.records import LONGEST_NAME, EvaluationRecord, StepRecord
+from stageline.broker.control.records import EvaluationRecord, StepRecord
 from stageline.broker.ledger.evaluations import EvaluationsDiffer, not_finite, told
 from stageline.broker.ledger.ledger import Holder, IllegalTransition
 from stageline.broker.ledger.member import Member
+from stageline.broker.ledger.milestones import Milestone
 from stageline.pipeline.errors import ExitCode
 
 from . import records
@@ -24,6 +25,7 @@ from .script_calls import note_calls
 from .shutdown import update_outcome
 from .state import RunState
 
+_HIGHEST = 2**50  # number of an order about a pause: milliseconds since the epoch, and a few more
 _DIFFERING = (
     "what was taken from {} in step {} is not what was put there: another client of the queues' server has replaced "
     "messages, or what computed them was not deterministic. Let only this run's processes use that server (a password, "
@@ -46,6 +48,9 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
         run.events.count("implausible", f"{member.label} reports what cannot be: {wrong}")
         return ()
     member.note_report(report, now)
+    run.counters.heard(now)
+    run.counters.note_queues(member, report)
+    before = run.ledger.finished_floor
     if report.digests and (place := run.digests.differing(report.digests)) is not None:
         run.fail(_DIFFERING.format(*place), ExitCode.FAILED)
     if run.config.scripted:
@@ -56,6 +61,9 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
     if found.steps:
         run.store.append(found.steps, found.losses)
+        run.counters.note_steps(run.pace.note(found.steps), run.config.schedule.copies - 1)
+        run.counters.reached(before, run.ledger.finished_floor, now)
+        run.pace.reached(run.ledger.finished_floor, now)
         member.counted.update(record.stage for record in found.steps)
     found.illegal.extend(_add_evaluations(run, report, member))
     if report.snapshots or (found.steps and run.checkpoints.awaits_steps):
@@ -66,9 +74,11 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
         run.events.count("illegal", f"{member.label} reports what cannot be: {error}")
     if member.resumes and member.index in run.replacements.pending:
         since = now - run.replacements.pending.pop(member.index).since
+        run.counters.recovered(since)
+        run.milestones.append(Milestone("return", now, run.checkpoints.complete, member.index, member.resumes))
         run.events.infos.append(f"{member.label} {member.resumes}, {since:.1f} s after its loss was detected")
     if report.number:
-        run.outgoing.append((member.sender, Confirmed(report.number)))
+        run.outgoing.append((member.sender, Confirmed(report.number, now if report.timed else 0.0)))
     if run.outcome is not None:
         run.outgoing.append((member.sender, run.outcome.stop_message))
     return found.steps
@@ -114,6 +124,7 @@ def record_snapshots(run: RunState, report: Report, member: Member) -> list[Ille
     completed = run.checkpoints.advance(run.ledger.finished_floor)
     if completed:
         run.replacements.in_a_row.clear()
+        run.milestones.append(Milestone("checkpoint", member.last_seen, run.checkpoints.complete))
     if completed or any(added):
         records.save(run)
     return [IllegalTransition(wrong) for wrong in illegal.values()]
@@ -177,7 +188,7 @@ def _wrong_with(run: RunState, snapshot: tuple[int, int], report: Report, member
         return f"stage {stage} is not its own"
     config, rounds = run.config, run.rounds
     stopped = None if run.outcome is None else run.outcome.step
-    ends = (run.training_steps or step, stopped)  # a script may end anywhere
+    ends = (run.training_steps or step, stopped, *run.pauses.steps)  # a script may end anywhere
     keeps = config.keeps_best or (config.criterion is not None and config.criterion.patience is not None)
     evaluated = keeps and (rounds is None or rounds.due(step))  # it may be the last step: the verdict comes later
     if not evaluated and not is_due(step, config.snapshot_every, ends):
@@ -190,19 +201,22 @@ def _wrong_with(run: RunState, snapshot: tuple[int, int], report: Report, member
 
 
 def _wrongs(report: Report, member: Member) -> Iterator[str]:
-    for name, number in (("since", report.since), ("troubled", report.troubled)):
+    for name, number in (("since", report.since), ("troubled", report.troubled), ("counted", report.counted)):
         if not (isfinite(number) and number >= 0):
             yield f"{name} is {number}"
     if not 0 <= report.idle <= 1:
         yield f"idle is {report.idle}"
+    if report.clock is not None and not all(map(isfinite, report.clock)):
+        yield f"its clock is off by {report.clock[0]}, give or take {report.clock[1]}"
+    if report.held.number > _HIGHEST:
+        yield f"it knows order {report.held.number} about a pause"
     if report.retained_bytes < 0:
         yield f"it retains {report.retained_bytes} bytes"
-    for name, depths in report.queues.items():
-        if len(depths) > 5 or not all(isfinite(depth) and depth >= 0 for depth in depths):
-            yield f"queue {name} has the depths {depths}"
-    if any(len(name) > LONGEST_NAME for name in report.queues):
-        yield "a name is too long"
+    for name, depth in report.puts.items():
+        if not depth.is_possible:
+            yield f"queue {name} has the counts {depth}"
     for what, most, count in (
+        ("queues", MOST_QUEUES, max(len(report.puts), len(report.takes))),
         ("evaluations", MOST_ROUNDS, len(report.evaluations)),
         ("digests of queues", MOST_DIGESTS, len(report.digests)),
     ):

@@ -8,9 +8,12 @@ Reads `config`, `standby`. Writes `search`, `lifecycle`, and as a restart goes b
 `ledger`, `checkpoints`, `digests`, `orders`.
 """
 
+from typing import Literal
+
 from stageline.broker.control.messages import Hello
 from stageline.broker.ledger.losses import Replacement, losses
 from stageline.broker.ledger.member import worker_label
+from stageline.broker.ledger.milestones import Milestone
 from stageline.broker.ledger.recovery import ReconciledState, ResumePoint
 from stageline.pipeline.errors import ExitCode
 
@@ -60,6 +63,9 @@ def begin(run: RunState, how: Resumption | None, now: float) -> None:
         how: The way in which the run is resumed; None if the broker only restarts.
         now: Seconds since the epoch.
     """
+    if run.registry.members:
+        what: Literal["broker", "resume"] = "broker" if how in (None, Resumption.UNLESS_AT_WORK) else "resume"
+        run.milestones.append(Milestone(what, now, run.ledger.finished_floor))
     below = run.checkpoints.complete < _floor(run)
     if (below or how is Resumption.FROM_SNAPSHOTS) and run.config.restarts:
         lose_records(run, f"there are no records of run {run.id} here", now, resumed=True)

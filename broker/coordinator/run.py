@@ -15,6 +15,7 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import Fact, Store
 from stageline.broker.errors import BrokerError
 from stageline.broker.keys.access import OPEN, Access
+from stageline.broker.keys.parties import Parties
 from stageline.broker.keys.queue_guard import QueueGuard, guard_of
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
@@ -229,6 +230,12 @@ class RunConfig:
     def has_keys(self) -> bool:
         """True if the broker has keys, so that workers may be on other machines, at addresses of their own."""
         return self.access.register is not None
+
+    @property
+    def parties(self) -> Parties:
+        """The parties whose keys alone protect the queues; none in a run whose broker hands out keys."""
+        register = self.access.register
+        return () if register is None else register.record.parties
 
     @property
     def guard(self) -> QueueGuard:

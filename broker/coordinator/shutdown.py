@@ -22,6 +22,7 @@ from stageline.pipeline.digest import differing_copies, weights_sha256
 from stageline.pipeline.errors import ExitCode
 
 from . import records
+from .pausing import bounded, end_with_run, yield_to_stop
 from .run import RunOutcome, RunPhase
 from .script_calls import callers, calls_on
 from .state import Life, RunEvent, RunState
@@ -51,6 +52,7 @@ def stop(run: RunState, request: StopRun, now: float) -> None:
         run.events.count("too early", "the run has not ended, and its broker was told that it is over")
         return
     run.lifecycle.move(RunEvent.STOP_REQUESTED)
+    yield_to_stop(run, now)
     if outcome is not None:
         ends = outcome if request.at_step_end else msgspec.structs.replace(outcome, at_step_end=False, step=None)
         run.stop_workers(ends)
@@ -72,8 +74,9 @@ def stop_if_due(run: RunState, now: float) -> None:
     # If the workers are on other machines, the script alone knows which calls come before the state that they would
     # save; it has that on its disk when it says that it makes no more.
     saves = _may_save(run, request) and (run.config.code is None or plan.called_for is not None)
-    last_step = plan.last_step(begun, run.training_steps, now) if saves else None
+    last_step = bounded(run, plan.last_step(begun, run.training_steps, now)) if saves else None
     plan.decide()
+    end_with_run(run, now)
     reason, code = _reason(run, request)
     run.end(RunEvent.STOP_DUE, RunOutcome(RunPhase.FAILED, reason, code, at_step_end=saves, step=last_step))
 

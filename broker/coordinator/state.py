@@ -15,7 +15,7 @@ any that is not over ──(failure)──────────────�
 From the records, STARTING reaches FINISHED and FAILED too; so do RECONNECTING and WAITING reach FINISHED, by reports of
 workers that finished while the broker was away.
 
-The policies (registration, restart, supervision, shutdown, reports, ordering) are functions of `RunState`, an event and
+The policies (registration, restart, supervision, shutdown, pausing, ...) are functions of `RunState`, an event and
 the time. Each names the parts that it reads and writes. The messages that they send are collected in
 `RunState.outgoing`.
 """
@@ -32,14 +32,19 @@ from stageline.broker.control.messages import Declined, FromBroker, Hello, Trim
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, RunLength
 from stageline.broker.control.store import Store
+from stageline.broker.ledger.counters import RunCounters
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
 from stageline.broker.ledger.losses import Replacements, StandbyWorkers, Standstill
 from stageline.broker.ledger.member import MemberStatus
+from stageline.broker.ledger.milestones import Milestones
 from stageline.broker.ledger.orders import OrderBook
+from stageline.broker.ledger.pauses import PauseBook
 from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Registry
 from stageline.broker.ledger.script import ScriptMember, script_among
+from stageline.broker.ledger.trend import Trend
+from stageline.broker.slowness.pace import RunPace
 from stageline.pipeline.evaluation import Rounds, Standing
 
 from .run import RunConfig, RunOutcome, RunPhase, StopPlan
@@ -197,6 +202,17 @@ class EventLog:
         self._since = now
 
 
+@dataclass(frozen=True, slots=True)
+class PendingPeek:
+    """Question of `sender` that waits for the worker of an incarnation, until a time in seconds since the epoch."""
+
+    sender: bytes
+    what: str
+    incarnation: int
+    label: str
+    until: float
+
+
 @dataclass(slots=True)
 class RunState:
     """A run as its broker knows it, made by `records.restored`. Times are seconds since the epoch."""
@@ -215,8 +231,11 @@ class RunState:
     search: StartSearch  # for the step that stages begin at, before places are given
     standstill: Standstill
     lost_work: deque[LostAttempt]
+    milestones: Milestones
     outcome: RunOutcome | None
     length: RunLength | None  # once it is known; for workers that have no data
+    trend: Trend  # memory and retained messages of the workers
+    pauses: PauseBook = field(default_factory=PauseBook)
     told_steps: int | None = None  # how many steps the run trains, as a worker has told
     lifecycle: RunLifecycle = field(default_factory=RunLifecycle)
     stopping: StopPlan = field(default_factory=StopPlan)
@@ -225,7 +244,10 @@ class RunState:
     unsupported: dict[int, float] = field(default_factory=dict)  # incarnation: since when it says it has finished
     declined: deque[Declined] = field(default_factory=lambda: deque(maxlen=DECLINED))
     events: EventLog = field(default_factory=EventLog)
+    peeks: dict[int, PendingPeek] = field(default_factory=dict)  # questions that were passed on, by their numbers
     fault: str = ""  # what the broker itself cannot do for now, continuing "the broker"
+    pace: RunPace = field(default_factory=RunPace)  # the times of the newest steps
+    counters: RunCounters = field(default_factory=RunCounters)  # since this broker began
     outgoing: list[Outgoing] = field(default_factory=list)  # messages that the present decision sends
 
     @property

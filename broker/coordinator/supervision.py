@@ -14,6 +14,7 @@ from stageline.broker.ledger.losses import PARTING, WorkerLoss, losses
 from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.pipeline.errors import ExitCode, failure_code
 
+from .pausing import in_effect
 from .place import exit_code
 from .script_place import place_of
 from .state import RunState
@@ -115,7 +116,7 @@ def _check_standstill(run: RunState, now: float) -> None:
     """End the run if all workers wait for each other: nothing will change that."""
     members = run.registry.reachable()
     lasts = run.standstill.lasts(members, now)
-    if lasts >= run.standstill.bound and run.registry.complete:
+    if lasts >= run.standstill.bound and run.registry.complete and not in_effect(run):
         found = why_waiting(run, now)
         places = ", ".join(f"{each.title} at {each.endpoint} on host {each.host}" for each in members)
         hint = f"Can they reach each other's queues? They are: {places}. See queues.url"

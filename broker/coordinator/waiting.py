@@ -1,8 +1,11 @@
 """Why a run waits, with what can be done about each of its empty places."""
 
-from stageline.broker.ledger.explain import Diagnosis, diagnose
-from stageline.broker.ledger.wait_graph import ClusterState, Vacancy
+from dataclasses import replace
 
+from stageline.broker.ledger.explain import Diagnosis, diagnose
+from stageline.broker.ledger.wait_graph import ClusterState, RootCause, Vacancy, WaitChain
+
+from .pausing import in_effect, said
 from .run import RunConfig
 from .script_calls import script_vacancies
 from .state import RunState
@@ -16,8 +19,13 @@ def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnos
         now: Seconds since the epoch.
         worker: The worker's index; None for the whole run.
     """
-    config = run.config
-    return diagnose(
+    config, pause = run.config, run.pauses.present
+    if pause is not None and in_effect(run):
+        flushed = config.schedule.mode == "sync"
+        there = "has done the steps before it" if flushed else "has come there, with earlier steps under way"
+        text = f"the run {said(pause, now)}; every worker {there}, and waits"
+        return Diagnosis(WaitChain((), RootCause.PAUSED, None), text, "`stageline run resume` has it go on")
+    found = diagnose(
         ClusterState(
             config.schedule,
             config.placement,
@@ -30,6 +38,9 @@ def why_waiting(run: RunState, now: float, worker: int | None = None) -> Diagnos
         ),
         worker,
     )
+    if pause is None:
+        return found
+    return replace(found, text=f"{found.text}. Besides, the run {said(pause, now)}; not every worker has come there")
 
 
 def _vacancy(config: RunConfig, index: int) -> Vacancy:

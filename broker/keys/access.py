@@ -31,7 +31,9 @@ class Access:
         if self.register is None:
             return {"insecure": True} if self.insecure else None
         admitted = [each for each in self.register.record.keys if each.revoked is None]
-        return {"insecure": False, "admitted": len(admitted), "knocks": list(self.register.knocks)}
+        parties = [{"name": each.name, "workers": list(each.places)} for each in self.register.record.parties]
+        level = {"level": 2 if parties else 1, "parties": parties}
+        return {"insecure": False, "admitted": len(admitted), "knocks": list(self.register.knocks), **level}
 
     def facts(self) -> Fact | None:
         """Return the invitations, the keys that have enrolled, and those that knocked in vain; None without keys."""
@@ -40,9 +42,12 @@ class Access:
         record = self.register.record
         return {
             "broker": self.broker,
-            "invitations": [msgspec.to_builtins(each) for each in record.invitations],
+            "invitations": [
+                {**msgspec.to_builtins(each), "standing": each.serial == record.standing} for each in record.invitations
+            ],
             "keys": [msgspec.to_builtins(each) for each in record.keys],
             "knocks": list(self.register.knocks),
+            "parties": [msgspec.to_builtins(each) for each in self.register.record.parties],
         }
 
 

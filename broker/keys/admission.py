@@ -19,6 +19,9 @@ class Admission(Protocol):
         Raises `NotReady`.
         """
 
+    def has_revoked(self, public: PublicKey) -> bool:
+        """Return True if a person has revoked the key, which is not admitted since. Asked after `admits`."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
@@ -35,4 +38,10 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class QueueKeys(ServerKeys):
-    """Keys of the queues of one worker, by whose pair it dials the others, too; their keys stand in their endpoints."""
+    """Keys of the queues of one worker, by whose pair it dials the others, too; their keys stand in their endpoints.
+
+    Attributes:
+        name: Name by which workers with one pair differ at a relay; "" if each has a pair of its own.
+    """
+
+    name: str = ""

@@ -35,6 +35,7 @@ from cryptography.exceptions import InvalidTag
 from .admission import Admission, NotReady
 from .box_handshake import NONCE, START, BoxHandshake, BoxSession, FrameKind, parts_of, start_of
 from .pairs import SECRET_BYTES, KeyPair, PublicKey
+from .refusal import KeyRefusal
 from .single_use import SALT, TAG, RandomBytes, key_of, opened, sealed
 
 MOST_SESSIONS = 4096  # that a broker keeps; of more, those that were silent longest are lost
@@ -62,7 +63,7 @@ class ClientBox:
         self._random = random
         self._session: BoxSession | None = None
         self._handshake: BoxHandshake | None = None  # that has no reply yet
-        self.is_refused = False  # the broker has proven that it does not admit this key
+        self.refusal = KeyRefusal.NONE  # of this key, by the broker, which has proven to be it
         self.unopened = 0  # frames
         self.begin()
 
@@ -78,7 +79,7 @@ class ClientBox:
 
     def begin(self) -> None:
         """Forget the session, and open another one."""
-        self._session, self.is_refused = None, False
+        self._session, self.refusal = None, KeyRefusal.NONE
         self._renew()
 
     def seal(self, message: bytes) -> bytes:
@@ -101,10 +102,10 @@ class ClientBox:
                 return None
             case FrameKind.WELCOME if handshake is not None and nonce == handshake.nonce:
                 if (welcomed := handshake.welcomed(frame)) is not None:
-                    self._session, self._handshake, self.is_refused = welcomed, None, False
+                    self._session, self._handshake, self.refusal = welcomed, None, KeyRefusal.NONE
                     return None
-            case FrameKind.REFUSED if handshake is not None and frame == handshake.refusal:
-                self._session, self._handshake, self.is_refused = None, None, True
+            case FrameKind.REFUSED if handshake is not None and (refusal := _refusal_in(frame, handshake)):
+                self._session, self._handshake, self.refusal = None, None, refusal
                 return None
         self.unopened += 1
         return None
@@ -138,6 +139,10 @@ class _Client:
     address: bytes
     opening: bytes
     welcome: bytes
+
+    def heard_at(self, address: bytes) -> None:
+        """Note the address of its newest message."""
+        self.address = address
 
 
 class BrokerBox:
@@ -198,7 +203,7 @@ class BrokerBox:
         message = _opened_message(client.session, client.session.to_broker, frame)
         if message is None:
             return None if client.session.heard else lost  # a repeated opening made it: the client's has other keys
-        client.address = address
+        client.heard_at(address)
         self._clients.move_to_end(nonce)
         return Unboxed(nonce, message)
 
@@ -212,7 +217,8 @@ class BrokerBox:
         except NotReady:
             return Unboxed()  # the client repeats its opening
         if not is_admitted:
-            return Unboxed(answer=handshake.refusal)
+            is_revoked = self._admission.has_revoked(handshake.client)
+            return Unboxed(answer=handshake.refused(KeyRefusal.REVOKED if is_revoked else KeyRefusal.NOT_ADMITTED))
         client = self._clients.get(nonce)
         if client is None:
             session, welcome = handshake.answered(KeyPair.of_secret(self._random(SECRET_BYTES)))
@@ -222,10 +228,15 @@ class BrokerBox:
         return Unboxed(answer=client.welcome) if client.opening == frame else None
 
 
+def _refusal_in(frame: bytes, handshake: BoxHandshake) -> KeyRefusal:
+    """Return what a broker's frame refuses the client's key for; `NONE` if the broker has not made it."""
+    possible = KeyRefusal.NOT_ADMITTED, KeyRefusal.REVOKED
+    return next((each for each in possible if frame == handshake.refused(each)), KeyRefusal.NONE)
+
+
 def _sealed_message(session: BoxSession, root: bytes, random: RandomBytes, message: bytes) -> bytes:
-    session.said += 1
     salt = random(SALT)
-    start = start_of(FrameKind.MESSAGE, session.nonce) + _SERIAL.pack(session.said) + salt
+    start = start_of(FrameKind.MESSAGE, session.nonce) + _SERIAL.pack(session.next_serial()) + salt
     return start + sealed(key_of(root, salt), start, message)
 
 
@@ -241,5 +252,5 @@ def _opened_message(session: BoxSession, root: bytes, frame: bytes) -> bytes | N
         message = opened(key_of(root, frame[end - SALT : end]), frame[:end], frame[end:])
     except InvalidTag:
         return None
-    session.heard = serial
+    session.hears(serial)
     return message

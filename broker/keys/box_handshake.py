@@ -17,6 +17,7 @@ from cryptography.exceptions import InvalidTag
 from stageline.broker.errors import BadKey
 
 from .pairs import PUBLIC_BYTES, KeyPair, PublicKey
+from .refusal import KeyRefusal
 from .single_use import TAG, opened, root_of, sealed
 
 NONCE = 16  # bytes
@@ -43,6 +44,15 @@ class BoxSession:
     to_client: bytes = field(repr=False)
     said: int = 0
     heard: int = 0
+
+    def next_serial(self) -> int:
+        """Return the serial of the next message of this side."""
+        self.said += 1
+        return self.said
+
+    def hears(self, serial: int) -> None:
+        """Note the serial of a message that the other side has sealed."""
+        self.heard = serial
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +107,10 @@ class BoxHandshake:
         drawn = KeyPair(PublicKey(e), b"")
         return cls(pair, drawn, parts_of(frame)[1], client, broker, name, shared, frame)
 
-    @property
-    def refusal(self) -> bytes:
-        """Frame that only the broker can make, and the client: the key is not admitted."""
+    def refused(self, refusal: KeyRefusal) -> bytes:
+        """Return the frame that only the broker can make, and the client: the key is not admitted, or was revoked."""
         start = start_of(FrameKind.REFUSED, self.nonce)
-        return start + sealed(self._key("refused"), start)
+        return start + sealed(self._key(refusal), start)
 
     def answered(self, drawn: KeyPair) -> tuple[BoxSession, bytes]:
         """Return the broker's session, with the pair that it has `drawn`, and the frame of the welcome."""

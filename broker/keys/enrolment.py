@@ -1,5 +1,7 @@
 """Enrolment: the only thing that the holder of an invitation may say to a broker, and what the broker answers.
 
+The owner of a key that has enrolled says it, too, for another key that is to take its place.
+
     worker, connected with the key of an invitation  -- Enrolment -->        broker
     worker                                           <-- EnrolmentAnswer --  broker
 
@@ -70,6 +72,15 @@ def enrolment_in(frame: bytes) -> Enrolment:
         return _enrolment.decode(frame[:LARGEST_ENROLMENT])
     except (ValueError, RecursionError) as error:
         raise ForeignMessage(f"this is no enrolment of version {ENROLMENT_VERSION}: {error}") from error
+
+
+def is_enrolment(frame: bytes) -> bool:
+    """Return True if the frame has an enrolment."""
+    try:
+        enrolment_in(frame)
+    except ForeignMessage:
+        return False
+    return True
 
 
 def answer_enrolment(register: KeyRegister, invitation: str, asked: Enrolment, now: float) -> EnrolmentAnswer:

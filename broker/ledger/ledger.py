@@ -9,17 +9,16 @@ records with the times of their actions. A record names each action that its sta
 and a replayed prefix change the list, and the broker makes schedules without the model.
 """
 
-import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from string import ascii_uppercase
 
 from stageline.broker.control.messages import Report, StepDigest
 from stageline.broker.control.records import Event, StepRecord
 from stageline.broker.errors import BrokerError
-from stageline.pipeline.schedule import Action, Kind
+
+from .times import unreadable_times
 
 LEAD = 100_000  # steps by which a worker's events may be ahead of its records that have come
 
@@ -303,48 +302,6 @@ class Ledger:
 def _check_owned(stage: int, stages: Collection[int]) -> None:
     if stage not in stages:
         raise IllegalTransition(f"stage {stage} is not its own")
-
-
-TimedAction = tuple[Action, float, float]  # an action, its start and its end in seconds since the epoch
-
-ENTRY = struct.Struct("<cIdd")  # one action in a record's `times`: its kind, its microbatch, its start, its end
-# Those of operations in a step; a feature may have kinds that are not known here.
-_KINDS: dict[bytes, str] = {letter.encode(): letter for letter in ascii_uppercase}
-_KINDS |= {kind.encode(): kind for kind in Kind}
-
-
-def packed_times(timed: Iterable[TimedAction]) -> bytes:
-    """Return `StepRecord.times` for the actions of one stage, in the order in which they ran."""
-    return b"".join(ENTRY.pack(action.kind.encode(), action.microbatch, start, end) for action, start, end in timed)
-
-
-def timed_actions(record: StepRecord) -> list[TimedAction]:
-    """Return the actions of a finished step with their times; an empty list if they were not measured."""
-    if unreadable_times(record.times):
-        return []  # of a store that another version has written
-    return [
-        (Action(_KINDS[kind], record.stage, microbatch), start, end)
-        for kind, microbatch, start, end in ENTRY.iter_unpack(record.times)
-    ]
-
-
-def unreadable_times(times: bytes, microbatches: int | None = None) -> str:
-    """Return why `times` are not those of a step with `microbatches` microbatches; "" if they are.
-
-    Without `microbatches`, any number of them is accepted.
-    """
-    if len(times) % ENTRY.size:
-        return f"has {len(times)} bytes of times; an action takes {ENTRY.size}"
-    unknown = {bytes([kind]) for kind in times[:: ENTRY.size]} - _KINDS.keys()
-    if unknown:
-        return f"has times of actions of unknown kinds: {sorted(unknown)}"
-    for kind, microbatch, start, end in ENTRY.iter_unpack(times):
-        action = f"{kind.decode()}{microbatch}"
-        if microbatches is not None and microbatch >= microbatches:
-            return f"has times of {action}, and a step has {microbatches} microbatches"
-        if not (isfinite(start) and isfinite(end)):
-            return f"has times of {action} that are not finite: {start} to {end}"
-    return ""
 
 
 DIGEST_SIGNS = 16  # characters of a digest before its mark

@@ -9,6 +9,8 @@ from stageline.broker.control.messages import Exited, Failed, Finished, Goodbye,
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.program import Queue
 
+from .queue_pace import QueuePace
+
 SCRIPT = "the script"
 
 
@@ -53,6 +55,8 @@ class Member:
     parting: tuple[float, Failed | Goodbye] | None = None  # when it said that it ends, and how; nothing since
     labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
     queues: tuple[Queue, ...] = ()  # that it has an end of, as it has told
+    notes: dict[str, bytes] = field(default_factory=dict)  # for the other parties, by the key that opens each
+    pace: QueuePace = field(default_factory=QueuePace)  # of its queues
 
     @property
     def title(self) -> str:
@@ -144,6 +148,7 @@ class Member:
     def note_report(self, report: Report, now: float) -> None:
         """Note the newest report, and the member's progress."""
         before, self.report = self.report, report
+        self.pace.note(report, now)
         if before is None or before.actions != report.actions or report.waiting:
             self.last_progress = now
         if before is None or before.now != report.now:
@@ -159,6 +164,7 @@ class Member:
         """
         self.sender, self.endpoint, self.last_seen = sender, hello.endpoint, now
         self.queues = hello.queues or self.queues
+        self.notes = hello.notes or self.notes
         self.aware = self.aware or hello.incarnation == self.incarnation
         if not self.introduced and (self.aware or hello.endpoint):
             self.introduced, self.last_progress = True, now  # from here on it is expected to make progress

@@ -71,6 +71,7 @@ class CheckpointTracker(msgspec.Struct):
         """Forget the snapshots of stages that have lost their owners."""
         for stage in stages:
             self.newer[stage].clear()
+            self.awaits_steps = False  # no step has snapshots of all stages now
 
     def reset(self, step: int) -> None:
         """Set `complete` to `step`: the records are lost, or newer snapshots are damaged."""

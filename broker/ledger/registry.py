@@ -24,7 +24,7 @@ from .script import kind_of_member
 # What a store keeps of a member.
 _STORED = (
     "index", "incarnation", "name", "host", "pid", "endpoint", "introduced", "aware", "start", "generation", "former",
-    "token", "promoted", "queues",
+    "token", "promoted", "queues", "notes",
 )  # fmt: skip
 
 NEVER: Mapping[int, int] = MappingProxyType({})  # no place's worker was replaced
@@ -74,6 +74,7 @@ class Registry:
     since: int = 0  # no worker of this incarnation or an older one still runs: the run was restarted as a whole
     generation: int = 0  # of the places' keys
     rekeyed: float = 0.0  # when the present generation began because a machine must not take part any more
+    party_keys: dict[int, str] = field(default_factory=dict)  # by index: the key that the place's last process has
     announced: tuple[int, dict[int, tuple[int, str]]] = (0, {})  # generation, peers, as all workers were told last
 
     @property
@@ -184,6 +185,8 @@ class Registry:
         for index, contact in sorted(kept.items()):
             known = {"former": contact.hello.incarnation, "generation": 1 + replaced.get(index, 0)}
             self._place(index, contact, now, step, introduced=True, **known)
+            if contact.hello.key:
+                self.party_keys[index] = contact.hello.key
         self.since = self.since if kept else floor
         self.generation = floor  # above those of the lost records, and the keys themselves are others
         self.begun = True
@@ -202,7 +205,8 @@ class Registry:
         """Return what is stored for `restore`, as JSON's own types."""
         kept = [{name: getattr(member, name) for name in _STORED} for member in self._in_order()]
         counts = {"incarnation": self.incarnation, "since": self.since}
-        keys = {"generation": self.generation, "rekeyed": self.rekeyed}
+        used = {str(index): key for index, key in self.party_keys.items()}
+        keys = {"generation": self.generation, "rekeyed": self.rekeyed, "party_keys": used}
         return {**counts, **keys, "begun": self.begun, "members": kept}
 
     def restore(self, facts: Mapping[str, object], now: float) -> None:
@@ -211,6 +215,8 @@ class Registry:
         self.since = msgspec.convert(facts.get("since", 0), int)
         self.generation = msgspec.convert(facts.get("generation", 0), int)
         self.rekeyed = msgspec.convert(facts.get("rekeyed", 0.0), float)
+        used = msgspec.convert(facts.get("party_keys", {}), dict[str, str])
+        self.party_keys = {int(index): key for index, key in used.items()}
         self.begun = msgspec.convert(facts["begun"], bool)
         for kept in msgspec.convert(facts["members"], list[dict[str, Any]]):
             index = kept["index"]
@@ -264,7 +270,7 @@ class Registry:
         self.members[index] = kind_of_member(self.placement[index])(
             index=index,
             incarnation=self.incarnation,
-            **{name: getattr(hello, name) for name in ("name", "host", "pid", "endpoint", "token", "queues")},
+            **{name: getattr(hello, name) for name in ("name", "host", "pid", "endpoint", "token", "queues", "notes")},
             last_seen=now,
             start=start,
             sender=contact.sender,

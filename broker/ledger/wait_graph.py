@@ -47,10 +47,13 @@ class RootCause(StrEnum):
     RESOURCE = "resource"  # its worker waits for disk space, descriptors or memory
     SCRIPT = "script"  # the script makes no call: its own code runs, without a limit of time
     CIRCLE = "circle"  # the workers wait for each other
+    PAUSED = "paused"  # a person has paused the run, and each worker has come to the step of the pause
     BROKER = "broker"  # no report arrives at all: the broker is cut off, not the workers
 
 
-HARMLESS = frozenset({RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT})  # the run makes progress
+HARMLESS = frozenset(  # the run makes progress, or is to make none
+    {RootCause.COMPUTING, RootCause.RESTING, RootCause.SCRIPT, RootCause.PAUSED}
+)
 
 
 @dataclass(frozen=True, slots=True)

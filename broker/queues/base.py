@@ -12,24 +12,13 @@ from typing import Protocol
 
 from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
+from stageline.broker.control.queue_counts import Depth, Intake
 from stageline.pipeline.program import Queue
 from stageline.pipeline.tree import Tree
 
+from .log import UNLIMITED
 from .secrets import QueueSecrets
-
-
-@dataclass(frozen=True, slots=True)
-class Depth:
-    """Content of a queue at one moment.
-
-    Counts are messages; `oldest` is the age of the oldest retained message in seconds.
-    """
-
-    ready: int  # put and not yet sent to the consumer
-    in_flight: int  # sent, and not yet known to have arrived
-    retained: int  # kept for a rewind, the ones above included
-    bytes: int  # of the retained ones
-    oldest: float
+from .spill import LoggedFrames
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,18 @@ class Outbound(Protocol):
         """Return the CRC-32 of each tensor of the retained messages of `step`, in order."""
 
     def depth(self) -> Depth:
-        """Return the queue's content for inspection; does not disturb delivery."""
+        """Return the queue's content and positions for inspection; does not disturb delivery."""
+
+    @property
+    def held(self) -> range:
+        """Numbers of the retained messages. Safe to read from any thread."""
+
+    def look(self, number: int, room: int = UNLIMITED) -> LoggedFrames | None:
+        """Return the frames of message `number` as they are now; None if it is not retained.
+
+        Of one on the disk with more than `room` bytes, only the first frame is read. Safe to call from any thread: it
+        neither waits nor makes anything wait.
+        """
 
     def peek(self, limit: int) -> list[Message]:
         """Return the first `limit` retained messages; does not disturb delivery."""
@@ -117,6 +117,9 @@ class Inbound(Protocol):
     def rewind(self, step: int) -> None:
         """Deliver again from the first message of `step` on. A replacement calls this first."""
 
+    def intake(self) -> Intake:
+        """Return the positions of this end for inspection; does not disturb delivery."""
+
 
 class Queues(Protocol):
     """Ends of all queues of one worker."""
@@ -136,6 +139,9 @@ class Queues(Protocol):
 
 class WorkerQueues(Queues, Protocol):
     """Queue ends of one worker among several processes."""
+
+    def opened(self, name: str) -> Outbound | None:
+        """Return the producer's end of the queue `name`, if it was made. Safe to call from any thread."""
 
     @property
     def digests(self) -> deque[StepDigest]:

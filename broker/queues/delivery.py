@@ -24,14 +24,15 @@ waits that sleep at once. A wait that slept for less than a poll ends that: poll
 
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from stageline.broker.codec.message import Frame, Message
 from stageline.broker.codec.structure import agree
+from stageline.broker.control.queue_counts import KEPT_RESENDS, Depth, Intake, Resend, ResendReason
 from stageline.broker.errors import BadMessage, Disagreement, Fenced, QueueGap
 from stageline.pipeline.program import Queue
 
-from .base import Depth
 from .log import Log
 
 REMEMBERED = 4096  # messages before the next one whose fingerprints are kept for comparison with duplicates
@@ -81,6 +82,21 @@ def check_current(duty: str, newest: int, own: int) -> None:
         raise Fenced(f"{duty} by incarnation {newest} now; this worker is incarnation {own} and must stop")
 
 
+@dataclass(slots=True)
+class _Resent:
+    """Messages that are sent again; `found` is when they were first reported, which `Sender` has no clock for."""
+
+    first: int
+    end: int
+    reason: ResendReason
+    found: float | None = None
+
+    def told(self, now: float) -> Resend:
+        """Return what is reported of it at `now`, in seconds of a clock that is never set back."""
+        self.found = now if self.found is None else self.found
+        return Resend(self.first, self.end, self.reason, now - self.found)
+
+
 class Sender:
     """Decisions of the producer's end of the queue of `log`.
 
@@ -96,6 +112,8 @@ class Sender:
         self.newest = (0, 0)  # incarnation and serial of the newest credit
         self.received = 0
         self.limit = 0
+        self.resent = 0  # messages
+        self._resends: deque[_Resent] = deque(maxlen=KEPT_RESENDS)
 
     def update(self, credit: Credit, route: bytes = b"") -> bool:
         """Record `credit`, which the consumer sent over `route`. Returns False if a newer report has overruled it.
@@ -108,16 +126,19 @@ class Sender:
             return False
         self.newest = stamp
         if credit.missing is not None and credit.missing >= self.log.first:
-            self.resend(credit.missing)
+            self.resend(credit.missing, ResendReason.MISSING)
         if route != self.route:
-            self.resend(credit.received)
+            self.resend(credit.received, ResendReason.CONNECTION)
         self.route = route
         self.received, self.limit = credit.received, credit.limit
         return True
 
-    def resend(self, number: int) -> None:
-        """Send messages from `number` on again, as far as they are still retained."""
-        self.sent = max(min(self.sent, number), self.log.first)
+    def resend(self, number: int, reason: ResendReason) -> None:
+        """Send messages from `number` on again, as far as they are still retained; count them as resent."""
+        before, self.sent = self.sent, max(min(self.sent, number), self.log.first)
+        if self.sent < before:
+            self.resent += before - self.sent
+            self._resends.append(_Resent(self.sent, before, reason))
 
     def lose_route(self) -> None:
         """Send nothing until the consumer's next credit, because its connection is gone."""
@@ -155,7 +176,7 @@ class Sender:
         return Retention(self.log.first, self.sent)
 
     def depth(self, now: float) -> Depth:
-        """Return the queue's content at time `now`, in seconds on the clock of `Log.put`."""
+        """Return the queue's content and positions at time `now`, in seconds on the clock of `Log.put`."""
         log = self.log
         sent = max(self.sent, log.first)
         return Depth(
@@ -164,7 +185,17 @@ class Sender:
             retained=len(log),
             bytes=log.bytes,
             oldest=log.oldest(now),
+            put=log.end,
+            sent=sent,
+            arrived=self.received,
+            granted=self.limit,
+            put_bytes=log.put_bytes,
+            resent=self.resent,
+            resends=self._newest_resends(now) if self.resent else (),
         )
+
+    def _newest_resends(self, now: float) -> tuple[Resend, ...]:
+        return tuple(each.told(now) for each in self._resends)
 
 
 class Receiver:
@@ -192,6 +223,8 @@ class Receiver:
         self.missing: int | None = None
         self.resend = False
         self.failures = 0  # times in a row that the next message was not usable
+        self.duplicates = self.damaged = 0  # messages, so far
+        self.losses = 0  # times that the next message was lost
         self._window = queue.window
         self._granted = 0
         self._fingerprints: dict[int, Hashable] = {}
@@ -234,6 +267,7 @@ class Receiver:
             )
         if number == self.next and whole:
             return True
+        self.duplicates += number < self.next
         if number >= self.next:
             self.miss()
         elif whole:
@@ -255,6 +289,7 @@ class Receiver:
         Raises `BadMessage` if that has happened more than `TOO_OFTEN` times in a row.
         """
         self.failures += 1
+        self.damaged += 1
         if self.failures > TOO_OFTEN:
             raise BadMessage(
                 f"message {self.next} of {self.name} arrived damaged {self.failures} times in a row: {reason}. "
@@ -298,6 +333,11 @@ class Receiver:
 
     def lose(self) -> None:
         """Report that everything sent from the next message on is lost, even if it was reported before."""
+        self.losses += 1
+        self.restart()
+
+    def restart(self) -> None:
+        """Have everything from the next message on sent again."""
         self.missing = self.next
         self.must_report = self.resend = True
 
@@ -305,6 +345,10 @@ class Receiver:
         """Record that a credit up to `limit`, which also says what is missing, was sent."""
         self._granted = limit
         self.must_report = self.resend = False
+
+    def intake(self) -> Intake:
+        """Return the positions of this end, and what came to it in vain."""
+        return Intake(self.next, self.taken, self._granted, self.duplicates, self.damaged, self.losses)
 
     def was_sent(self, retention: Retention) -> bool:
         """Return True if the producer has sent the next message. Raises `QueueGap` if that is no longer held."""

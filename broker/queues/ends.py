@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 
 from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import StepDigest
+from stageline.broker.control.queue_counts import Depth
 from stageline.broker.errors import ForeignMessage, QueueClosed
 from stageline.pipeline.program import Queue
 
-from .base import Depth, Inbound, Outbound
+from .base import Inbound, Outbound
 from .delivery import Looking, Receiver, Sender
 from .links import InboundLink, OutboundLink
 from .log import SPILL, UNLIMITED, Log, RetentionBudget
@@ -51,7 +52,8 @@ class QueueOptions:
     `spill_bytes` (None: four times as much) on the disk, in `spill_folder` (None: the system's); beyond that a `put`
     waits up to `patience` seconds, and calls `waiting` with the reason during the wait, which may call `trim`. Replies
     to a script have an eighth of `retain_bytes` for themselves, and the disk as far as it goes: a script that goes on
-    from a checkpoint wants them again. `secrets` are those of the worker's place. `wakes_at_once`: a `ring` ends a wait
+    from a checkpoint wants them again. `secrets` are those of the worker's place. `is_padded`: what is sealed is made
+    longer, so that its length tells less. `wakes_at_once`: a `ring` ends a wait
     at once; without it, a wait over ZeroMQ may take 20 ms more, and costs less.
     """
 
@@ -62,6 +64,7 @@ class QueueOptions:
     waiting: Callable[[str], None] = lambda reason: None
     patience: float = 60.0
     secrets: QueueSecrets = NO_SECRETS
+    is_padded: bool = False
     wakes_at_once: bool = False
 
 
@@ -110,6 +113,10 @@ class QueueEnds(ABC):
                 self._outbounds[queue.name] = self._new_outbound(log)
         return self._outbounds[queue.name]
 
+    def opened(self, name: str) -> Outbound | None:
+        """Return the producer's end of the queue `name`, if it was made. Safe to call from any thread."""
+        return self._outbounds.get(name)
+
     def inbound(self, queue: Queue) -> Inbound:
         """Return the consumer's end of `queue`; the first call makes it. Raises `ValueError` without a window."""
         if queue.name not in self._inbounds:
@@ -155,6 +162,7 @@ class LocalInbound:
         """Wrap `queue`; `wait_for` is `QueueEnds.wait_for` of the worker."""
         self.queue = queue.queue
         self.rewind = queue.rewind
+        self.intake = queue.intake
         self._queue = queue
         self._wait_for = wait_for
 
@@ -330,6 +338,7 @@ class LinkedOutbound:
         self.trim = sender.log.trim
         self.empty = sender.log.empty
         self.checksums = sender.log.checksums
+        self.look = sender.log.look
         self.peek = sender.log.peek
         self._queues = queues
         self._link = queues.outbound_link
@@ -349,8 +358,13 @@ class LinkedOutbound:
         granted = number < self._sender.limit
         return granted or bool(self._queues.wait_for(lambda: number < self._sender.limit or None, timeout))
 
+    @property
+    def held(self) -> range:
+        """Numbers of the retained messages. Safe to read from any thread."""
+        return self._sender.log.held
+
     def depth(self) -> Depth:
-        """Return the queue's content for inspection."""
+        """Return the queue's content and positions for inspection."""
         return self._sender.depth(monotonic())
 
 
@@ -360,6 +374,7 @@ class LinkedInbound:
     def __init__(self, queues: LinkedQueues, requester: Requester) -> None:
         """Make the end over `requester`, without a link."""
         self.queue = requester.receiver.queue
+        self.intake = requester.receiver.intake
         self.requester = requester
         self.link: InboundLink | None = None
         self._queues = queues

@@ -7,6 +7,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 import msgspec
 from torch import Tensor
@@ -17,12 +18,11 @@ from stageline.broker.errors import Disagreement, Overwritten, QueueFull, QueueG
 from stageline.pipeline.program import Per, Queue
 from stageline.pipeline.tree import Tree, tensors
 
-from .spill import Slot, Spill
+from .spill import LoggedFrames, Slot, Spill
 
 UNLIMITED = 2**63
 SPILL = 4  # the default of what may be retained on the disk, as a multiple of what may be in memory
 
-_UNITS = {Per.CALL: "call", Per.REPLY: "reply", Per.EVALUATED: "evaluated batch", Per.ROUND: "round"}
 _WAY_OUT = "See which stage is behind, or raise queues.retain_bytes"
 _OF_REPLIES = (
     "Replies are kept until the next checkpoint: make room on that disk, lower recovery.snapshot_every, or predict "
@@ -128,6 +128,7 @@ class Log:
         self.first = 0
         self.end = 0
         self.bytes = 0
+        self.put_bytes = 0  # of all messages that were ever put
         self._budget = budget
         self._kept: dict[int, _RetainedMessage] = {}
         self._in_memory = 0  # the lowest number that may still be in memory
@@ -220,10 +221,38 @@ class Log:
         numbers = range(self.first, self.end)[: max(0, limit)] if self._kept else ()
         return [decode(self.frames(number)) for number in numbers]
 
+    @property
+    def held(self) -> range:
+        """Numbers of the retained messages. Safe to read from any thread."""
+        first = self.first
+        return range(first, max(first, self.end))
+
+    def look(self, number: int, room: int = UNLIMITED) -> LoggedFrames | None:
+        """Return the frames of message `number`; None if it is not retained any more. Safe to call from any thread.
+
+        Nothing is locked, and no seal is looked at: a message that was written to after it was put, or that was
+        forgotten during the call, has frames whose checksums do not match.
+
+        Args:
+            number: Number of the message.
+            room: Bytes of a message on the disk that is read whole, at most; of a larger one, the first frame is read.
+        """
+        if (kept := self._kept.get(number)) is None:
+            return None
+        frames, slot = kept.frames, kept.slot  # in this order: `move_to` writes the slot first
+        if frames or slot is None:
+            return LoggedFrames(frames, False, tuple(map(len, frames)))
+        count = None if sum(slot.sizes) <= room else 1
+        try:
+            spill = self._budget.spill
+            return LoggedFrames(spill.read(slot, count), True, slot.sizes, partial(spill.piece, slot))
+        except (OSError, ValueError):  # its file was closed
+            return None
+
     def name(self, number: int) -> str:
         """Return message `number` in words, for people."""
         unit, microbatch = self.queue.at(number)
-        return f"message {number} of {self.queue.name} ({self._unit} {unit}, microbatch {microbatch})"
+        return f"message {number} of {self.queue.name} ({self.queue.unit} {unit}, microbatch {microbatch})"
 
     def close(self) -> None:
         """Forget everything, without checking the seals. The budget is not used any more."""
@@ -232,11 +261,6 @@ class Log:
     def _retained(self, step: int) -> range:
         """Return the numbers of the messages of `step` that are retained."""
         return range(max(self.first, self.queue.first(step)), min(self.end, self.queue.first(step + 1)))
-
-    @property
-    def _unit(self) -> str:
-        """Name of what the queue's messages are of, one or more each."""
-        return _UNITS.get(self.queue.per, "step")
 
     @property
     def _way_out(self) -> str:
@@ -261,6 +285,7 @@ class Log:
         self._kept[number] = kept
         self.end = number + 1
         self.bytes += size
+        self.put_bytes += size
 
     def _make_room(self, number: int, new: _RetainedMessage) -> None:
         """Make room in memory, or on the disk for `new`. Raises `QueueFull` if waiting does not help."""
@@ -270,7 +295,7 @@ class Log:
             except QueueFull as full:
                 reason = (
                     f"{self.queue.name} retains {len(self)} messages, {self.bytes} bytes, until every stage is past "
-                    f"{self._unit} {self.queue.at(self.first)[0]}; memory for it is full, and {full}"
+                    f"{self.queue.unit} {self.queue.at(self.first)[0]}; memory for it is full, and {full}"
                 )
                 if not self._budget.wait(reason, new.since):
                     raise QueueFull(f"{reason}. {self._way_out}") from full
@@ -335,8 +360,14 @@ class LockedLog:
     def __init__(self, log: Log, lock: AbstractContextManager[object]) -> None:
         """Guard `log`, which nothing else uses, with `lock`."""
         self.queue = log.queue
+        self.look = log.look  # without the lock: a look at a message on the disk may take long
         self._log = log
         self._lock = lock
+
+    @property
+    def held(self) -> range:
+        """Numbers of the retained messages. Safe to read from any thread."""
+        return self._log.held
 
     def trim(self, step: int) -> None:
         """Forget the messages before `step`, as `Log.trim`."""

@@ -8,10 +8,10 @@ import threading
 from time import monotonic
 
 from stageline.broker.codec.message import Message, decode
+from stageline.broker.control.queue_counts import Depth, Intake
 from stageline.broker.errors import QueueClosed
 from stageline.pipeline.program import Queue
 
-from .base import Depth
 from .delivery import Retention
 from .log import UNLIMITED, LockedLog, Log, RetentionBudget
 
@@ -75,10 +75,20 @@ class MemoryQueue(LockedLog):
             return self._changed.wait_for(lambda: self._closed or number < self._next + self._window, timeout)
 
     def depth(self) -> Depth:
-        """Return the queue's content; no message is ever in flight."""
+        """Return the queue's content and positions; no message is ever in flight."""
         with self._changed:
-            ready = max(0, self._log.end - max(self._next, self._log.first))
-            return Depth(ready, 0, len(self._log), self._log.bytes, self._log.oldest(monotonic()))
+            log, taken = self._log, self._next
+            content = max(0, log.end - max(taken, log.first)), 0, len(log), log.bytes, log.oldest(monotonic())
+            return Depth(*content, log.end, taken, taken, self._granted, log.put_bytes)
+
+    def intake(self) -> Intake:
+        """Return the positions of the consumer's end: what arrives is taken."""
+        with self._changed:
+            return Intake(self._next, self._next, self._granted)
+
+    @property
+    def _granted(self) -> int | None:
+        return None if self._window == UNLIMITED else self._next + self._window
 
     def take(self, timeout: float) -> Message | None:
         """Return the next message, decoded into memory of its own; None after `timeout` seconds.

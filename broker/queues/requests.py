@@ -164,7 +164,7 @@ class Requester:
     def rewind(self, number: int) -> None:
         """Request the messages from `number` on again."""
         self.receiver.rewind(number)
-        self.receiver.lose()
+        self.receiver.restart()
         self.introduce()
 
     def postpone(self, now: float) -> None:

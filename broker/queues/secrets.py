@@ -52,6 +52,10 @@ class PlacesAdmitted:
         """Return True for the key of a place."""
         return public.raw in self.public
 
+    def has_revoked(self, public: PublicKey) -> bool:
+        """Return False: a place that is given away has another key."""
+        return False
+
 
 def secrets_of(queues: Iterable[Queue], assigned: Assigned) -> QueueSecrets:
     """Return the secrets of the place that is assigned.
@@ -61,7 +65,9 @@ def secrets_of(queues: Iterable[Queue], assigned: Assigned) -> QueueSecrets:
         assigned: Place with its keys.
     """
     keys = assigned.keys
-    curve = QueueKeys(KeyPair.of_secret(keys.secret), PlacesAdmitted(frozenset(keys.public))) if keys.secret else None
+    curve = None
+    if keys.secret:
+        curve = QueueKeys(KeyPair.of_secret(keys.secret), PlacesAdmitted(frozenset(keys.public)), keys.name)
     return QueueSecrets(keys.of_requests(queues), curve, partial(_sealing, assigned) if keys.salt else None)
 
 

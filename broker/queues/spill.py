@@ -8,11 +8,11 @@ the limit: a worker that waited for that room could wait for ever.
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from stageline.broker.codec.message import Frame
 from stageline.broker.errors import QueueFull
@@ -47,6 +47,19 @@ class Slot:
     segment: _Segment
     start: int
     sizes: tuple[int, ...]
+
+
+class LoggedFrames(NamedTuple):
+    """Frames of a retained message: the first alone of one on the disk that is too large; `sizes` are those of all.
+
+    `piece` reads the bytes between two places of a message on the disk, None of one in memory. It raises `OSError` or
+    `ValueError` if the message was forgotten.
+    """
+
+    frames: list[Frame]
+    on_disk: bool
+    sizes: tuple[int, ...]
+    piece: Callable[[int, int], bytearray] | None = None
 
 
 class Spill:
@@ -87,6 +100,14 @@ class Spill:
         sizes = slot.sizes[:count]
         content = memoryview(_read_all(slot.segment.file, slot.start, sum(sizes)))
         return [content[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+
+    def piece(self, slot: Slot, start: int, end: int) -> bytearray:
+        """Return the bytes from `start` up to before `end` of the frames at `slot`, one after another.
+
+        Raises `OSError` or `ValueError` if they are not there any more.
+        """
+        stop = min(end, sum(slot.sizes))
+        return _read_all(slot.segment.file, slot.start + start, max(0, stop - start))
 
     def forget(self, slot: Slot) -> None:
         """Free the place of a message that is not needed any more.

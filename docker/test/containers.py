@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGE = "stageline:test"
 STAGES = ("stage-0", "stage-1", "stage-2")
 BROKER = "redis://redis:6379/0#digits"
+RUN = "digits"
 Facts = dict[str, Any]
 
 # Without what a user may have set for other runs.
@@ -40,8 +41,9 @@ class Failed(Exception):
 class Containers:
     """A run in containers, under a project's name of its own."""
 
-    def __init__(self, project: str) -> None:
+    def __init__(self, project: str, secrets: Path) -> None:
         self._compose = (*compose(), "-p", project)
+        ENVIRONMENT["STAGELINE_SECRETS"] = str(make_secrets(secrets))
 
     def up(self) -> None:
         """Starts them all."""
@@ -53,14 +55,14 @@ class Containers:
 
     def status(self) -> Facts | None:
         """What the broker answers; None while it does not."""
-        words = ("exec", "-T", "broker", "stageline", "status", "--json", "--broker", BROKER)
+        words = ("exec", "-T", "broker", "stageline", "status", "--json", f"/runs/{RUN}")
         done = run(*self._compose, *words)
         return _facts(done.stdout) if done.returncode == 0 else None
 
     def result(self) -> Facts:
         """What the broker has left in its volume."""
         reading = ("run", "--rm", "--no-deps", "-T", "--entrypoint", "cat", "broker")
-        return _facts(self._call(*reading, "/runs/digits/result.json"))
+        return _facts(self._call(*reading, f"/runs/{RUN}/result.json"))
 
     def kill(self, service: str) -> None:
         """kill -9 for the container's process, as the machine would: `docker kill` would count as a wish to stop.
@@ -78,6 +80,10 @@ class Containers:
     def ends(self) -> dict[str, int]:
         """The exit status of each stage's container, once it has ended."""
         return {stage: int(call("docker", "wait", self._id(stage))) for stage in STAGES}
+
+    def has(self, service: str, path: str) -> bool:
+        """True if there is such a file in the container of `service`."""
+        return run(*self._compose, "exec", "-T", service, "test", "-e", path).returncode == 0
 
     def sees(self, service: str, address: str) -> str:
         """What `address` is to the container of `service`."""
@@ -100,6 +106,22 @@ class Containers:
 
     def _call(self, *words: str) -> str:
         return call(*self._compose, *words)
+
+
+def make_secrets(folder: Path) -> Path:
+    """Makes the broker's key, and the line by which stages join, in a folder that is returned.
+
+    All may read them, as where an engine gives secrets a mode of its own: the image makes a copy for its user alone.
+    """
+    key = folder / "broker.key"
+    stageline = str(Path(sys.executable).with_name("stageline"))
+    environment = {**ENVIRONMENT, "STAGELINE_KEY_FILE": str(key)}
+    for words in (("new",), ("line", "--at", BROKER, "--run", RUN)):
+        done = subprocess.run([stageline, "keys", *words], env=environment, capture_output=True, text=True, check=True)
+    (folder / "join.txt").write_text(done.stdout)
+    for each in (folder, key, folder / "join.txt"):
+        each.chmod(0o755)
+    return folder
 
 
 def build() -> None:

@@ -57,6 +57,7 @@ def trained_in_containers(killed: str | None = None) -> Facts:
     """The result of the same run in containers; that of `killed` loses its process on the way."""
     with started() as containers:
         check_isolation(containers)
+        check_secrets(containers)
         if killed is not None:
             kill(containers, killed)
         wait_until(containers, lambda status: status["phase"] == "finished")
@@ -82,15 +83,16 @@ def lives(status: Facts) -> list[int]:
 @contextmanager
 def started() -> Iterator[Containers]:
     """Containers at work, removed at the end; their last words are shown if something goes wrong."""
-    containers = Containers(f"stageline-test-{getpid()}")
-    try:
-        containers.up()
-        yield containers
-    except BaseException:
-        containers.show_logs()
-        raise
-    finally:
-        containers.down()
+    with tempfile.TemporaryDirectory(prefix="stageline-secrets-") as secrets:
+        containers = Containers(f"stageline-test-{getpid()}", Path(secrets))
+        try:
+            containers.up()
+            yield containers
+        except BaseException:
+            containers.show_logs()
+            raise
+        finally:
+            containers.down()
 
 
 def check_isolation(containers: Containers) -> None:
@@ -102,6 +104,16 @@ def check_isolation(containers: Containers) -> None:
         seen = containers.sees("stage-0", f"{containers.address(other)}:5600")
         if seen != "away":
             raise Failed(f"to stage-0, {other} is {seen}; it should be out of reach")
+
+
+def check_secrets(containers: Containers) -> None:
+    """Stages are known by keys of their own; none has the broker's, and their broker is no insecure one."""
+    keys = wait_until(containers, lambda status: status["keys"] is not None)["keys"]
+    if keys["insecure"]:
+        raise Failed("the broker has no keys")
+    for stage in STAGES:
+        if containers.has(stage, "/run/secrets/key") or not containers.has(stage, "/run/secrets/line"):
+            raise Failed(f"{stage} has other secrets than its line")
 
 
 def check_ends(containers: Containers, killed: str | None) -> None:

@@ -33,7 +33,7 @@ import torch
 from safetensors import safe_open
 
 from stageline.pipeline.errors import ModelRefused
-from stageline.pipeline.plan.keys.key_types import hint
+from stageline.pipeline.plan.keys.names import hint
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import lacks_memory
 

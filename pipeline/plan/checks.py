@@ -5,9 +5,10 @@ Here are the checks of the schedule: its name, window, times, rows and memory, a
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from stageline.pipeline import schedule
+from stageline.pipeline import addresses, schedule
+from stageline.pipeline.addresses import masked
 
-from . import script_checks, stage_checks, staying, training_checks
+from . import party_checks, script_checks, stage_checks, staying, training_checks
 from .errors import PlanError, Setting
 from .keys.models import PlanTables
 from .keys.stages import MOST_LISTED
@@ -198,6 +199,23 @@ def _codecs(plan: PlanTables) -> Iterator[PlanError]:
             yield PlanError("queues.codec", f'"{name}" is not a queue between {stages} stages; {known}')
 
 
+def _padded(plan: PlanTables) -> Iterator[PlanError]:
+    """Yield an error if messages are to be padded that are not sealed."""
+    url, transport = plan.queues.url, addresses.transport_of(plan.queues.url)
+    if plan.queues.padding == "none" or (transport.has_server and transport.crosses(url) and not plan.broker.insecure):
+        return
+    why = (
+        "a run with broker.insecure = true"
+        if transport.has_server and transport.crosses(url)
+        else f"a queue at {masked(url)}"
+    )
+    yield PlanError(
+        "queues.padding",
+        f'only sealed messages are padded, and {why} has none; use queues.url = "redis://host:6379/0" beyond this '
+        "machine, with keys, or leave it out",
+    )
+
+
 def _recovery(plan: PlanTables) -> Iterator[PlanError]:
     if "restarts" in plan.recovery.model_fields_set and plan.recovery.restarts and not plan.recovery.snapshot_every:
         yield PlanError(
@@ -227,6 +245,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("lr_scheduler", "evaluation", "data.source"), training_checks.by_evaluation),
     (("schedule.name", "schedule.window", *_STAGES), window),
     (("queues.codec", *_STAGES), _codecs),
+    (("queues.url", "queues.padding", "broker.insecure"), _padded),
     (("schedule.name", "schedule.times"), timed),
     (("schedule.name", "schedule.file", "schedule.rows"), listed),
     (("schedule", "workers", *_STAGES), auto),
@@ -235,6 +254,7 @@ _CHECKS: tuple[tuple[tuple[str, ...], Check], ...] = (
     (("workers", "stage", *_STAGES, *_IN_STEP), stage_checks.replicated),
     (("workers", "stage", *_STAGES), stage_checks.groups),
     (("workers", "model.weights"), stage_checks.weights),
+    (("workers", "parties", "broker.insecure", "data.source", *_STAGES), party_checks.parties),
     (("workers", "stage", "memory", *_STAGES), stage_checks.tight),
 )
 

@@ -26,6 +26,7 @@ UNCOUNTED = frozenset(
         "data.num_workers",
         "queues.url",
         "queues.retain_bytes",
+        "queues.padding",
         "recovery.lease",
         "recovery.action",
         "recovery.loading",
@@ -52,7 +53,7 @@ _LAYOUT = re.compile(
 )
 
 
-_UNCOUNTED_PART = re.compile(r"stage\.\d+\.(recompute|offload|elastic)|workers\.\d+\.memory")
+_UNCOUNTED_PART = re.compile(r"stage\.\d+\.(recompute|offload|elastic)|workers\.\d+\.memory|parties\..*")
 _ONE = re.compile(r"stage\.\d+\.(replicas|tensor|shard)")  # 1 is what a stage without the table has
 _WEIGHTS = re.compile(r"(model|workers\.\d+)\.weights")
 

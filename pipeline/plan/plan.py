@@ -225,7 +225,7 @@ def _bare(lacking: Sequence[str], what: str) -> str:
 
 
 PREFIX = "STAGELINE_"
-_TABLES = [name for name in TABLES if name not in ("stage", "workers")]  # these two have a number
+_TABLES = [name for name in TABLES if name not in ("stage", "workers", "parties")]  # these have a number or a name
 _SHORT: dict[Key, Key] = {("memory",): ("memory", "limit")}  # the key that is meant if a table is written as one value
 # Two keys for one thing: a higher origin that sets one overrules a lower origin that set the other.
 _RIVALS: dict[Key, Key] = {

@@ -26,8 +26,9 @@ from stageline.pipeline.schedule import rows_of
 
 from .checks import problems
 from .errors import PlanError, PlanRefused, Reason, shown
-from .keys.key_types import Accepts, nearest
+from .keys.key_types import Accepts
 from .keys.models import TABLES, PlanTables, by_number, section
+from .keys.names import nearest
 from .plan import GivenValue, Plan, almost_named, from_environment, from_set, long_key, merged
 from .tables import (
     LONGEST_PLAN,

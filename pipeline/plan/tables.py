@@ -137,13 +137,18 @@ def tables_in(text: str) -> dict[str, Any]:
         raise FileUnreadable(f"this is not TOML: {error}") from error
     except ValueError:  # Python converts no more digits
         raise FileUnreadable("a number in it has thousands of digits") from None
-    level: list[Any] = [tables]
-    for _ in range(DEEPEST):
-        inside = (value for each in level for value in (each.values() if isinstance(each, dict) else each))
-        level = [value for value in inside if isinstance(value, dict | list)]
-    if level:
+    if is_deeper(tables, DEEPEST):
         raise FileUnreadable(_too_deep())
     return tables
+
+
+def is_deeper(value: object, most: int) -> bool:
+    """Return True if there are more than `most` dicts and lists in one another in `value`."""
+    level: list[Any] = [[value]]
+    for _ in range(most + 1):
+        inside = (each for table in level for each in (table.values() if isinstance(table, dict) else table))
+        level = [each for each in inside if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def _too_deep() -> str:

@@ -44,6 +44,9 @@ class Per(StrEnum):
         return self in (Per.MICROBATCH, Per.EVALUATED)
 
 
+_UNITS = {Per.CALL: "call", Per.REPLY: "reply", Per.EVALUATED: "evaluated batch", Per.ROUND: "round"}
+
+
 class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A queue of a run. A worker sends the broker the queues that it has an end of.
 
@@ -120,6 +123,11 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     def first(self, unit: int) -> int:
         """Return the number of the first message of a step, or of the other unit that `per` names."""
         return unit * self.count
+
+    @property
+    def unit(self) -> str:
+        """Name of what the queue's messages are of, one or more each, for people: "step", "call"."""
+        return _UNITS.get(self.per, "step")
 
     @property
     def is_local(self) -> bool:

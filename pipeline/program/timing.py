@@ -215,7 +215,7 @@ class _Pipeline:
         self.queues = {
             queue.name: _TimedQueue(
                 number,
-                latency=_latency(costs, program.schedule, queue),
+                latency=latency_of(costs, program.schedule, queue),
                 window=windows.get(queue.name),
             )
             for number, queue in enumerate(queues)
@@ -278,7 +278,7 @@ _CARRIED = {
 }
 
 
-def _latency(costs: Costs, schedule: Schedule, queue: Queue) -> float:
+def latency_of(costs: Costs, schedule: Schedule, queue: Queue) -> float:
     """Return the latency of a message of `queue`.
 
     A message within a worker takes no time; one between replicas as long as over the slowest hop of their stage.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, repeat
 
 from .action import Action, Kind, Lists
@@ -10,7 +11,7 @@ from .shape import Placement, ScheduleRefused, Shape
 from .versions import DELAYED, Mode, overlapping
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for its cached properties: they are read for every action
 class Schedule:
     """Lists of actions of every worker for a step.
 
@@ -41,12 +42,12 @@ class Schedule:
         """Number of stages of the model."""
         return len(self.shares) or self.copies
 
-    @property
+    @cached_property
     def copies(self) -> int:
         """Number of copies of stages; equal to the number of stages if none has replicas."""
         return sum(len(stages) for stages in self.placement)
 
-    @property
+    @cached_property
     def replicas(self) -> Replicas:
         """The copies of each stage, and the microbatches of each copy."""
         return replicas_of(self.shares or ((1,),) * self.copies, self.microbatches)

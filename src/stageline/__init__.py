@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
     from stageline.workers.runs.folder import NoSuchRun, Result
     from stageline.workers.runtime.losses import ComputeFailed
-    from stageline.workers.script.callbacks import Callback, Fitted, TensorBoard
+    from stageline.workers.script.callbacks import Callback, Fitted, MLflow, TensorBoard, WandB
     from stageline.workers.script.calls.page import Timetable
     from stageline.workers.script.line import Line
     from stageline.workers.script.processes.launcher import CannotFork
@@ -72,6 +72,7 @@ __all__ = [
     "LineClosed",
     "Loader",
     "LossNotScalar",
+    "MLflow",
     "ModelRefused",
     "NoSuchRun",
     "NoTaps",
@@ -99,6 +100,7 @@ __all__ = [
     "Trained",
     "UnsoundSchedule",
     "Verdict",
+    "WandB",
     "WeightsUnusable",
     "check_schedule",
     "draw_svg",
@@ -187,7 +189,9 @@ _MODULES = {  # where each name is defined
     "stageline.workers.script.callbacks": (
         "Callback",
         "Fitted",
+        "MLflow",
         "TensorBoard",
+        "WandB",
     ),
     "stageline.workers.script.calls.page": ("Timetable",),
     "stageline.workers.script.line": ("Line",),

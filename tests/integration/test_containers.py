@@ -2,9 +2,13 @@
 
 import ast
 import itertools
+import json
+import os
 import re
 import runpy
 import shlex
+import stat
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ import yaml
 
 from stageline.pipeline.plan import read_plan
 from stageline.workers.cli.app import stageline
+from stageline.workers.keys.key_file import new_pair
 from support.paths import DOCS, EXAMPLES, ROOT
 
 DOCKER = ROOT / "docker"
@@ -75,13 +80,17 @@ def test_the_folders_of_the_package_are_sent_to_the_engine(monkeypatch: pytest.M
 def test_every_package_that_the_code_needs_is_in_an_image_without_extras() -> None:
     """numpy is imported nowhere at the top of a file: torch does that where a tensor lends its memory.
 
-    IPython is there where a notebook runs, which is not in an image.
+    IPython is there where a notebook runs, which is not in an image. The extras `dashboard` and `top` are imported by
+    these commands alone.
     """
-    required = runpy.run_path(str(DOCKER / "requirements.py"))["required"](ROOT / "setup.py", [])
-    names = {re.split(r"[\[>]", line)[0] for line in required}
+    required = runpy.run_path(str(DOCKER / "requirements.py"))["required"]
+    names, with_extras = (
+        {re.split(r"[\[>]", line)[0] for line in required(ROOT / "setup.py", extras)}
+        for extras in ([], ["dashboard", "top"])
+    )
     others = {"zmq": "pyzmq", "zlib_ng": "zlib-ng", "pydantic_core": "pydantic", "hiredis": "redis"}
     needed = {others.get(name, name) for part in ("pipeline", "broker", "workers") for name in imported(ROOT / part)}
-    assert names >= needed - {"stageline", "IPython"} | {"numpy"}
+    assert names >= needed - (with_extras - names) - {"stageline", "IPython"} | {"numpy"}
 
 
 def imported(folder: Path) -> set[str]:
@@ -117,6 +126,47 @@ def test_what_the_containers_set_is_a_plan_with_a_worker_for_each_service(monkey
         assert len(plan.placement) == len(workers())
         assert service["hostname"] == option(service, "--name") == name
     assert sorted(int(option(service, "--index")) for service in workers().values()) == list(range(len(workers())))
+
+
+def test_only_the_broker_has_its_key_and_each_stage_has_only_the_line() -> None:
+    text = VARIABLE.sub(lambda found: found[2], (DOCKER / "compose.yaml").read_text())
+    files = {name: Path(each["file"]).name for name, each in yaml.safe_load(text)["secrets"].items()}
+    given = {
+        name: [(files[each["source"]], each["target"]) for each in service["secrets"]]
+        for name, service in of_stageline().items()
+    }
+    assert given == {"broker": [("broker.key", "key")]} | {name: [("join.txt", "line")] for name in workers()}
+    assert {option(each, "--join") for each in workers().values()} == {"@/run/secrets/line"}
+    broker = services()["broker"]
+    assert Path(broker["environment"]["STAGELINE_KEY_FILE"]).parent == Path(broker["tmpfs"])
+    assert not any("INSECURE" in name for each in of_stageline().values() for name in each["environment"])
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert "/docker/secrets/" in ignored
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o444, 0o644])
+def test_a_key_is_copied_for_its_user_alone_whatever_mode_the_engine_gives_it(tmp_path: Path, mode: int) -> None:
+    """A key file that others may read is refused, and engines make secrets with mode 0444 or 0644."""
+    start = tmp_path / "entrypoint"
+    start.write_text((DOCKER / "entrypoint").read_text().replace("/run/secrets", str(tmp_path / "secrets")))
+    (tmp_path / "secrets").mkdir()
+    pair = new_pair(tmp_path / "secrets" / "key")
+    (tmp_path / "secrets" / "key").chmod(mode)
+    copy = tmp_path / "keys" / "own.key"
+    environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "STAGELINE_KEY_FILE": str(copy)}
+    done = subprocess.run(["sh", str(start), "keys", "show"], env=environment, capture_output=True, text=True)
+    assert pair.public.text in done.stdout, done.stderr
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+    (tmp_path / "secrets" / "key").unlink()
+    assert subprocess.run(["sh", str(start), "keys", "show"], env=environment, capture_output=True).returncode == 0
+
+
+def test_the_image_starts_by_the_entrypoint_that_it_copies() -> None:
+    (copied,) = [line for line in instructions("COPY") if "entrypoint" in line]
+    source, folder = copied.split()
+    (entry,) = instructions("ENTRYPOINT")
+    assert json.loads(entry) == [f"{folder}{Path(source).name}"]
+    assert os.access(ROOT / source, os.X_OK)
 
 
 def test_the_test_changes_services_that_there_are() -> None:

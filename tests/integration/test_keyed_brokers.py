@@ -4,6 +4,7 @@ admitted. Machines are told apart by their key files."""
 import json
 import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -45,9 +46,9 @@ class Machines:
         broker.send_signal(signal.SIGTERM)
         return broker.wait()
 
-    def says(self, *words: str, code: int = 0) -> str:
-        """What a command at the desk prints."""
-        done = self._workspace.command(*words, **self.key("desk"))
+    def says(self, *words: str, code: int = 0, **environment: str) -> str:
+        """What a command at the desk prints, or elsewhere, with the key of `environment`."""
+        done = self._workspace.command(*words, **(environment or self.key("desk")))
         assert done.returncode == code, done.stderr
         return done.stdout + (done.stderr if code else "")
 
@@ -125,7 +126,13 @@ def test_a_key_that_knocks_is_shown_and_joins_once_it_is_admitted(machines: Mach
     stranger = machines.worker("lab", keyed(line.address, line.broker))
     command = f"stageline keys admit {machines.public('lab')}"
     wait_for(lambda: command in machines.says("status"))
-    assert machines.status()["keys"] == {"insecure": False, "admitted": 0, "knocks": [machines.public("lab")]}
+    assert machines.status()["keys"] == {
+        "insecure": False,
+        "admitted": 0,
+        "knocks": [machines.public("lab")],
+        "level": 1,
+        "parties": [],
+    }
     assert machines.public("lab") in machines.says("keys", "ls")
     machines.says(*command.split()[1:])
     desk = machines.worker("desk", line.text)
@@ -146,6 +153,7 @@ def test_lines_are_made_for_one_machine_for_one_place_or_to_look_on(machines: Ma
     assert "for one machine" in other.stderr.read()
     facts = json.loads(machines.says("keys", "invite", "--right", "look", "--for", "1h", "--json"))
     assert (facts["rights"], facts["serial"]) == (["look"], 2)
+    assert facts["key"] in machines.says("keys", "revoke", facts["key"], "--successors")
     started = [machines.worker("lab", once, "--index", "1"), machines.worker("desk", once)]
     assert machines.end(broker, *started) == 0
 
@@ -173,3 +181,28 @@ def test_without_keys_a_broker_says_so_at_its_start_and_in_status(machines: Mach
     assert machines.status()["keys"] == {"insecure": True}
     assert "insecure" in machines.says("status")
     assert machines.end(broker) == ExitCode.INTERRUPTED
+
+
+@pytest.mark.slow
+def test_the_line_is_printed_again_and_a_machine_that_has_joined_by_it_rotates_its_key(machines: Machines) -> None:
+    broker, line = machines.broker()
+    again = JoinLine.parse(machines.says("keys", "line"))
+    assert (again.broker, again.secret) == (line.broker, line.secret)
+    lab = machines.worker("lab", line.text)
+    wait_for(lambda: machines.present() == [0])
+    before, address = machines.public("lab"), keyed(line.address, line.broker)
+    file = Path(machines.key("lab")["STAGELINE_KEY_FILE"])
+    text = file.read_text()
+    machines.says("keys", "rotate", "--broker", address, **machines.key("lab"))
+    assert machines.public("lab") != before
+    assert file.with_name(f"{file.name}.former").read_text() == text  # brokers of its own user may have it
+    assert machines.present() == [0]  # it goes on with the key that it has
+    assert ("succeeded", machines.public("lab")) in machines.log()
+    file.with_name(f"{file.name}.former").unlink()
+    refused = machines.says("keys", "rotate", "--broker", address, code=ExitCode.NOT_ADMITTED, **machines.key("lab"))
+    assert "0 of 1 brokers have confirmed" in refused
+    assert f"keys revoke {before}" in refused
+    machines.says("keys", "revoke", before)
+    assert lab.wait() == ExitCode.NOT_ADMITTED
+    started = [machines.worker(machine, address) for machine in ("lab", "desk")]
+    assert machines.end(broker, *started) == 0

@@ -211,7 +211,7 @@ def test_a_machine_with_another_key_and_an_empty_disk_takes_the_place_of_one_tha
     wait_for(lambda: party.finished() >= 3)
     os.kill(lost.pid, signal.SIGKILL)
     lost.wait()
-    shutil.rmtree(tmp_path / "runs-of-tower")
+    shutil.rmtree(tmp_path / "runs-of-tower", ignore_errors=True)  # it may not have written anything yet
     result = party.end(kept, party.worker("laptop"))
     assert result["weights_sha256"] == expected(24)
 

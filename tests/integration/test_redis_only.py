@@ -21,7 +21,7 @@ PATIENCE = 100.0  # seconds in which anything that is waited for has happened, a
 RUN = "together"
 
 
-class Party:
+class RedisParty:
     """A broker and two workers, started one by one."""
 
     def __init__(self, workspace: Workspace, plan: Path, server: RedisServer) -> None:
@@ -99,17 +99,17 @@ def server() -> Iterator[RedisServer]:
         yield server
 
 
-def nothing_happens(party: Party) -> None:
+def nothing_happens(party: RedisParty) -> None:
     return
 
 
-def the_broker_is_killed(party: Party) -> None:
+def the_broker_is_killed(party: RedisParty) -> None:
     _kill(party.broker)
     party.broker = party.start_broker()
     party.until_answered()  # by the next one: the run may be over before that listens
 
 
-def the_broker_is_killed_at_the_end(party: Party) -> None:
+def the_broker_is_killed_at_the_end(party: RedisParty) -> None:
     """The next one has never heard of the workers, which have left."""
     party.until_over()
     for worker in party.workers:
@@ -119,26 +119,26 @@ def the_broker_is_killed_at_the_end(party: Party) -> None:
     party.until_answered()
 
 
-def a_worker_is_killed(party: Party) -> None:
+def a_worker_is_killed(party: RedisParty) -> None:
     _kill(party.workers[1])
     party.workers[1] = party.start_worker(1)
 
 
-def everyone_is_killed(party: Party) -> None:
+def everyone_is_killed(party: RedisParty) -> None:
     for process in (party.broker, *party.workers):
         _kill(process)
     party.broker = party.start_broker()
     party.workers = [party.start_worker(index) for index in range(2)]
 
 
-def the_server_is_away(party: Party) -> None:
+def the_server_is_away(party: RedisParty) -> None:
     """For longer than a broker has its place without a word."""
     party.server.kill()
     sleep(5)
     party.server.start()
 
 
-def the_server_is_full(party: Party) -> None:
+def the_server_is_full(party: RedisParty) -> None:
     with closing(party.server.client()) as client:
         client.config_set("maxmemory", 1)
         sleep(5)
@@ -160,9 +160,9 @@ def the_server_is_full(party: Party) -> None:
     ids=lambda happens: happens.__name__,
 )
 def test_the_weights_are_those_of_the_unsplit_model_when(
-    happens: Callable[[Party], None], server: RedisServer, workspace: Workspace, tmp_path: Path
+    happens: Callable[[RedisParty], None], server: RedisServer, workspace: Workspace, tmp_path: Path
 ) -> None:
-    party = Party(workspace, plan_in(tmp_path), server)
+    party = RedisParty(workspace, plan_in(tmp_path), server)
     party.until_step(3)
     happens(party)
     assert party.end() == expected(STEPS)

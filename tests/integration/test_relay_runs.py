@@ -105,6 +105,8 @@ def networks() -> Iterator[tuple[str, str, str]]:
         for name in names:
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
+            # A machine that forwards packets, as one with Docker does, hands that on to new namespaces.
+            _ip("netns", "exec", name, "sh", "-c", "echo 0 > /proc/sys/net/ipv4/ip_forward")
         _ip("-n", names[0], "address", "add", f"{HOST}/32", "dev", "lo")
         for number, name in enumerate(names[1:], start=1):
             _ip("-n", name, "link", "add", "out", "type", "veth", "peer", "name", f"to{number}", "netns", names[0])

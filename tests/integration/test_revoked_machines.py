@@ -6,10 +6,13 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from stageline.broker.keys.join_line import JoinLine
+from stageline.pipeline.errors import ExitCode
 from support.fork_server import ForkServer
 from support.machines import GATED, broker_at, present
 from support.redis_server import RedisServer
@@ -54,7 +57,10 @@ def test_another_machine_takes_the_place_at_once_and_the_run_ends_as_if_nothing_
     key = lab.command("keys", "show").stdout.strip()
     revoked = desk.command("keys", "revoke", re.findall(r"k1\.\S+", key)[0])
     assert revoked.returncode == 0, revoked.stderr
-    takes = clinic.start("worker", ".", "--join", line.text, "--index", "1", "--name", "takes", *sets)
+    refused = lab.command("worker", ".", "--join", line.text, STAGELINE_KEY_FILE=str(lab.folder / "other.key"))
+    assert refused.returncode == ExitCode.NOT_ADMITTED  # it has the line, and could enrol as another
+    again = replace(line, secret=JoinLine.parse(desk.command("keys", "line").stdout).secret)
+    takes = clinic.start("worker", ".", "--join", again.text, "--index", "1", "--name", "takes", *sets)
     wait_for(lambda: "takes" in present(desk))
     (desk.folder / "gate").write_text("")
     assert [stays.wait(), takes.wait()] == [0, 0]

@@ -75,6 +75,14 @@ def test_a_server_that_is_emptied_gets_everything_again(
 
 
 @pytest.mark.slow
+def test_a_run_whose_messages_are_padded_has_the_same_weights(
+    fork_server: ForkServer, server: RedisServer, plan: Path
+) -> None:
+    sets = f"queues.url={at(server)}", "queues.padding=padme", f"run.steps={STEPS}"
+    assert WholeRun(fork_server, plan, *sets).digest() == expected(STEPS)
+
+
+@pytest.mark.slow
 def test_a_run_that_is_resumed_as_a_whole_takes_nothing_of_before(
     fork_server: ForkServer, server: RedisServer, plan: Path
 ) -> None:

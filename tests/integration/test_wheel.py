@@ -95,7 +95,9 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other_package(wheel):
     expected = {f"stageline/{name}" for name in sources | own}
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-        assert files == expected | {"stageline/py.typed", "stageline/workers/cli/templates/stageline.toml"}
+        others = {"stageline/py.typed", "stageline/workers/cli/templates/stageline.toml"}
+        assets = (ROOT / "workers/extras/report/assets").iterdir()
+        assert files == expected | others | {f"stageline/{path.relative_to(ROOT)}" for path in assets}
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         assert "Private ::" not in archive.read(metadata).decode()
 

@@ -25,6 +25,8 @@ def strike(world: "World", injection: Injection) -> bool:
             return _pause(world, injection.seconds)
         case PlannedFault.HANG:
             return _hang(world, injection.seconds)
+        case PlannedFault.PAUSE_RUN:
+            return world.pauses.pause(injection.seconds)
         case PlannedFault.PARTITION:
             return _part(world, injection)
         case PlannedFault.RESUME:

@@ -18,7 +18,7 @@ from stageline.broker.codec.message import (
     fingerprint,
     read_header,
 )
-from stageline.broker.queues.base import Depth
+from stageline.broker.control.queue_counts import Depth
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions
 from stageline.broker.queues.log import Log
@@ -251,6 +251,7 @@ class SimulatedInbound:
 
     def __init__(self, queues: SimulatedQueues, requester: Requester) -> None:
         self.queue = requester.receiver.queue
+        self.intake = requester.receiver.intake
         self.requester = requester
         self._queues = queues
 

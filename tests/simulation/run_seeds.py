@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from simulation.scenario import drawn, drawn_script
+from simulation.scenario import Scenario, drawn, drawn_script, with_pauses
 from simulation.world import World
 
 
@@ -27,16 +27,17 @@ class Found:
     seconds: float
     wrong: str = ""
     script: bool = False
+    pauses: bool = False
 
     def __str__(self) -> str:
-        script = " --script" if self.script else ""
-        return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}{script}    # {self.wrong}"
+        flags = f"{' --script' if self.script else ''}{' --pauses' if self.pauses else ''}"
+        return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}{flags}    # {self.wrong}"
 
 
-def simulate(seed: int, *, script: bool = False, tell: bool = False) -> Found:
+def simulate(seed: int, *, script: bool = False, pauses: bool = False, tell: bool = False) -> Found:
     """Runs one seed, with `script` as a run that a script drives. Whatever it raises shows that something is wrong;
     `tell`: print where."""
-    world = World(drawn_script(seed) if script else drawn(seed))
+    world = World(_scenario(seed, script=script, pauses=pauses))
     began = world.environment.clock.now
     wrong = ""
     try:
@@ -45,7 +46,7 @@ def simulate(seed: int, *, script: bool = False, tell: bool = False) -> Found:
         wrong = f"{type(error).__name__}: {error}"
         if tell:
             traceback.print_exc()
-    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script)
+    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script, pauses)
 
 
 def main() -> int:
@@ -54,26 +55,33 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000, help="how many")
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--script", action="store_true", help="runs that a script drives")
+    parser.add_argument("--pauses", action="store_true", help="runs that a person pauses")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     chosen = parser.parse_args()
     if chosen.seed is not None:
-        return _tell_one(chosen.seed, script=chosen.script)
-    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, script=chosen.script)
+        return _tell_one(chosen.seed, script=chosen.script, pauses=chosen.pauses)
+    seeds = range(chosen.first, chosen.first + chosen.seeds)
+    return _run_many(seeds, chosen.jobs, script=chosen.script, pauses=chosen.pauses)
 
 
-def _tell_one(seed: int, *, script: bool) -> int:
-    print(drawn_script(seed) if script else drawn(seed))
-    found = simulate(seed, script=script, tell=True)
+def _scenario(seed: int, *, script: bool, pauses: bool) -> Scenario:
+    found = drawn_script(seed) if script else drawn(seed)
+    return with_pauses(found) if pauses else found
+
+
+def _tell_one(seed: int, *, script: bool, pauses: bool) -> int:
+    print(_scenario(seed, script=script, pauses=pauses))
+    found = simulate(seed, script=script, pauses=pauses, tell=True)
     _print_fired(found.fired)
     print(f"{found.seconds:.6f} virtual seconds: {found.wrong or 'all is well'}")
     return 1 if found.wrong else 0
 
 
-def _run_many(seeds: range, jobs: int, *, script: bool) -> int:
+def _run_many(seeds: range, jobs: int, *, script: bool, pauses: bool) -> int:
     fired: Counter[str] = Counter()
     failed = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for found in pool.map(partial(simulate, script=script), seeds, chunksize=50):
+        for found in pool.map(partial(simulate, script=script, pauses=pauses), seeds, chunksize=50):
             fired += found.fired
             if found.wrong:
                 failed += 1

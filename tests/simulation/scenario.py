@@ -48,6 +48,7 @@ class PlannedFault(StrEnum):
     RESUME = "all processes are killed, and the run is resumed"
     KILL_SCRIPT = "the script is killed"
     PAUSE_SCRIPT = "the script is paused, and another is started"
+    PAUSE_RUN = "the run is paused for a while"
 
 
 _TAMPERING = {
@@ -58,7 +59,7 @@ _TAMPERING = {
 
 
 OF_SCRIPT = (PlannedFault.KILL_SCRIPT, PlannedFault.PAUSE_SCRIPT)
-_OF_OWN = {PlannedFault.RESUME, *OF_SCRIPT}  # drawn for themselves
+_OF_OWN = {PlannedFault.RESUME, PlannedFault.PAUSE_RUN, *OF_SCRIPT}  # drawn for themselves
 
 _MORE_CALLS = (CallKind.EVALUATE, CallKind.PREDICT)
 
@@ -163,6 +164,23 @@ def drawn(seed: int) -> Scenario:
             Injection(PlannedFault.RESUME, resumes.randrange(actions // 2, actions), 0.0, 0.0, 1),
         ),
     )
+
+
+def with_pauses(scenario: Scenario) -> Scenario:
+    """The same scenario, in which a person pauses the run one to three times, each time for a while."""
+    rng = random.Random(scenario.seed + 10 * 10**9)
+    actions = scenario.steps * sum(map(len, compile_program(scenario.schedule, scenario.passes).step))
+    pauses = [
+        Injection(
+            PlannedFault.PAUSE_RUN,
+            rng.randrange(actions),
+            rng.choice([0.0, rng.expovariate(1)]),
+            rng.choice([0.05, 0.5, 2.0, 8.0]) * scenario.lease,
+            1,
+        )
+        for _ in range(rng.randint(1, 3))
+    ]
+    return replace(scenario, injections=(*scenario.injections, *pauses))
 
 
 def drawn_script(seed: int) -> Scenario:

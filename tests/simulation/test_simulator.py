@@ -17,12 +17,13 @@ from simulation.broker import CONTINUES, STARTS_OVER
 from simulation.chain import Chain, mixed, undisturbed
 from simulation.disk import Disk, SnapshotView
 from simulation.orders import CHANGED
+from simulation.pauses import PAUSED
 from simulation.queues import AHEAD
 from simulation.run_seeds import simulate
 from simulation.scenario import OF_SCRIPT, PlannedFault, drawn
 from stageline.broker.control.messages import Assigned, Trim
 from stageline.broker.coordinator import records, registration, reports, restart
-from stageline.broker.coordinator.coordinator import Authenticity, Judgement
+from stageline.broker.coordinator.authenticity import Authenticity, Judgement
 from stageline.broker.coordinator.ordering import Ordering
 from stageline.broker.coordinator.state import RunState
 from stageline.broker.ledger.member import Member
@@ -41,7 +42,7 @@ from stageline.workers.script.calls.calls import CallLog
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
 
-EVERY_CHUNK_HAS = {*PlannedFault} - {*OF_SCRIPT} | {
+EVERY_CHUNK_HAS = {*PlannedFault} - {*OF_SCRIPT, PlannedFault.PAUSE_RUN} | {
                    "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a replaced worker is refused", "a spare takes a place",
                    "a worker goes on though the records are lost", "a checkpoint is damaged",
@@ -71,7 +72,7 @@ def test_a_run_under_faults_of_the_day_ends_as_the_undisturbed_one():
     ("seeds", "had"),
     [
         (range(10), {*OF_SCRIPT, "an evaluation is answered"}),
-        pytest.param(range(10, 110), {*PlannedFault, GONE}, marks=pytest.mark.slow),
+        pytest.param(range(10, 110), {*PlannedFault, GONE} - {PlannedFault.PAUSE_RUN}, marks=pytest.mark.slow),
     ],
     ids=["few", "many"],
 )
@@ -81,6 +82,23 @@ def test_a_scripts_run_under_faults_ends_as_the_undisturbed_one_and_every_call_h
     found = [simulate(seed, script=True) for seed in seeds]
     assert not [str(each) for each in found if each.wrong]
     assert {fault for each in found for fault, times in each.fired.items() if times} >= had
+
+
+@pytest.mark.parametrize(
+    ("seeds", "script"),
+    [
+        (range(1, 5), False),
+        (range(1, 3), True),
+        *(pytest.param(range(first, first + 100), False, marks=pytest.mark.slow) for first in (5, 105, 205)),
+        pytest.param(range(3, 103), True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_run_that_is_paused_under_faults_ends_as_the_undisturbed_one(seeds: range, *, script: bool):
+    found = [simulate(seed, script=script, pauses=True) for seed in seeds]
+    assert not [str(each) for each in found if each.wrong]
+    fired = {fault for each in found for fault, times in each.fired.items() if times}
+    assert fired >= {PlannedFault.PAUSE_RUN, PAUSED}
 
 
 def test_a_replaced_worker_that_old_records_take_for_current_does_not_end_the_run():

@@ -20,6 +20,7 @@ from simulation.environment import LOG_EVERY, PLAN, RUN, Environment, Wrong
 from simulation.faults import strike
 from simulation.network import Network
 from simulation.orders import CHANGED, MEMORY, restless
+from simulation.pauses import Person
 from simulation.scenario import Injection, Scenario
 from simulation.script import SimulatedScript
 from simulation.worker import Name, SimulatedWorker
@@ -85,6 +86,7 @@ class World:
         self._newest = 0  # incarnation
         self._resumes = False  # the next broker is started with --resume
         self._brokers = 0  # started so far
+        self.pauses = Person(self)
         self._start_broker()
 
     @property

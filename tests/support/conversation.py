@@ -18,14 +18,15 @@ from stageline.broker.control.messages import (
     Stop,
     ToBroker,
 )
+from stageline.broker.control.pace_answers import StatusFacts
 from stageline.broker.control.records import Inspection, StepRecord
 from stageline.broker.control.store import MemoryStore, Store
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
-from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
 from stageline.pipeline.program import Evaluation, Queue, ScriptCalls, SumExchange, compile_program
 from stageline.pipeline.schedule import make_schedule
+from support.packed import packed_times
 
 PLAN = "d" * 64
 SETTINGS: Mapping[str, object] = {"schedule": {"name": "1f1b", "microbatches": 4}}
@@ -61,6 +62,7 @@ class Conversation:
         ((_, answer),) = self.send(b"me", Ask("status", of))
         assert isinstance(answer, Answer)
         assert answer.schema == "status/1"
+        msgspec.convert(answer.facts, StatusFacts)
         json.dumps(answer.facts, allow_nan=False)
         return answer.facts
 

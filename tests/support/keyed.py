@@ -12,12 +12,16 @@ BROKER, WORKER, STRANGER, OTHER = (KeyPair.of_secret(bytes(31) + bytes([n])) for
 
 @dataclass
 class Admitted:
-    """An admission of the keys of `pairs`."""
+    """An admission of the keys of `pairs`, which had admitted those that are `revoked`."""
 
     pairs: list[KeyPair] = field(default_factory=lambda: [WORKER])
+    revoked: list[KeyPair] = field(default_factory=list)
 
     def admits(self, public: PublicKey) -> bool:
         return public in [pair.public for pair in self.pairs]
+
+    def has_revoked(self, public: PublicKey) -> bool:
+        return public in [pair.public for pair in self.revoked]
 
 
 KEYS = QueueKeys(WORKER, Admitted([WORKER, OTHER]))  # of workers of one party

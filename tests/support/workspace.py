@@ -210,7 +210,7 @@ def until(stream: Iterable[str], text: str) -> str:
 
 def wait_for(look: Callable[[], bool]) -> None:
     """Looks until it is so, with pauses: what is waited for needs the core."""
-    deadline = monotonic() + 50
+    deadline = monotonic() + 60
     while not look():
         assert monotonic() < deadline, "that did not happen"
         sleep(0.01)

@@ -17,7 +17,7 @@ import torch
 
 from stageline.pipeline.errors import ForeignState
 from stageline.pipeline.model.stage_layout import Form, StageLayout
-from stageline.pipeline.plan.keys.key_types import hint
+from stageline.pipeline.plan.keys.names import hint
 from stageline.pipeline.stage.stage_state import Settings, StageState
 
 _LOOKED_AT = 1000  # names among which the nearest is looked for

@@ -242,7 +242,7 @@ def _read_best(folder: Path) -> BestNote | None:
         raise SnapshotDamaged(folder, [f"{BEST} is damaged: {error}"]) from error
 
 
-class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
+class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Checkpoint in schema checkpoint-ls/1.
 
     Attributes:
@@ -264,7 +264,7 @@ class CheckpointRow(msgspec.Struct, frozen=True, kw_only=True):
     best: bool = False
 
 
-class SnapshotState(msgspec.Struct, frozen=True, kw_only=True):
+class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Snapshot in schema checkpoint-verify/1, every byte of which was read. `label` is the stage's name for people."""
 
     stage: int

@@ -24,13 +24,36 @@ from .help import MEANINGS, CommandGroup
 from .output import CommandFailed, as_facts, message_of, say
 
 _FILES = frozenset(file.stem for file in Path(__file__).with_name("commands").glob("[a-z]*.py"))
+_TOGETHER = {  # commands of a file that has another name than theirs
+    name: file
+    for file, names in {
+        "processes": ("broker", "trial", "worker"),
+        "queries": ("status", "story", "why"),
+        "trained": ("eval", "export", "predict"),
+    }.items()
+    for name in names
+}
 FIRST_DAY = "First day"
 PURPOSES: dict[str, Sequence[str]] = {
     FIRST_DAY: ("doctor", "init", "plan", "train", "status"),
     "Run on several machines": ("broker", "worker", "relay", "keys", "allow"),
-    "Look into a run": ("run", "why", "story", "queue", "metrics"),
+    "Look into a run": (
+        "run",
+        "top",
+        "why",
+        "timetable",
+        "trace",
+        "report",
+        "dashboard",
+        "story",
+        "queue",
+        "microbatch",
+        "stack",
+        "logs",
+        "metrics",
+    ),
     "Checkpoints and weights": ("checkpoint", "export", "predict", "eval"),
-    "Tools": ("schedule", "audit", "probe", "replay", "errors"),
+    "Tools": ("schedule", "audit", "probe", "replay", "bundle", "errors"),
 }
 _ASKS_FOR_HELP = frozenset(["--help", "-h", "--version"])
 _BUG = Bug.coded(
@@ -47,7 +70,7 @@ def _commands(files: Iterable[str]) -> dict[str, click.Command]:
 
 
 class Commands(CommandGroup):
-    """Group of the commands in the folder `commands`. A file that has the name of its command is imported alone."""
+    """Group of the commands in the folder `commands`. Of these files, that of the command is imported alone."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; without any, fail with the commands of a first day."""
@@ -75,7 +98,8 @@ class Commands(CommandGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command `cmd_name`, None if there is none."""
-        return _commands([cmd_name] if cmd_name in _FILES else _FILES).get(cmd_name)
+        file = _TOGETHER.get(cmd_name, cmd_name)
+        return _commands([file] if file in _FILES else _FILES).get(cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Invoke the command; raise `CommandFailed` for a `SystemExit` of the user's code."""

@@ -29,7 +29,8 @@ MEANINGS = {
 _ALWAYS = {ExitCode.INTERRUPTED: "interrupted"} | {
     code: MEANINGS[code] for code in (ExitCode.OK, ExitCode.FAILED, ExitCode.USAGE)
 }
-_HEADINGS = {"--set": "Plan", "--step": "Checkpoint", "--broker": "Network", "--json": "Output", "--help": "Output"}
+_HEADINGS = {"--set": "Plan", "--step": "Checkpoint", "--broker": "Network"}
+_HEADINGS |= dict.fromkeys(("--watch", "--every", "--json", "--help"), "Output")
 _NUMBER = re.compile("(INTEGER|FLOAT)( RANGE)?$")
 _VALUE = re.compile(r"(--\S+) (?!-)")  # an option before its value
 _PLACES = {"Plan": 0, "Network": 2, "Output": 3}  # of headings; a command's own are at 1

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
@@ -133,6 +133,23 @@ def stage_label(ctx: click.Context, parameter: click.Parameter, value: str | Non
     raise click.BadParameter(f"{value!r} is no stage: write its number, such as 1, or that of a replica, such as 1.0")
 
 
+def step_range(ctx: click.Context, parameter: click.Parameter, value: str | None) -> range | None:
+    """Return the steps of "A..B", both included; the callback of an option that takes several steps.
+
+    Raises `click.BadParameter` for other texts.
+
+    Args:
+        ctx: Context of the command.
+        parameter: Option.
+        value: Given text, or None.
+    """
+    if value is None:
+        return None
+    if (found := re.fullmatch(r"([0-9]{1,15})\.\.([0-9]{1,15})", value)) is None:
+        raise click.BadParameter(f"{value!r} is not A..B: write 118..120, both counted from 0")
+    return range(int(found[1]), int(found[2]) + 1)
+
+
 def require_existence(where: str) -> None:
     """Raise `CommandFailed` if `where`, the folder of a run or a plan, does not exist."""
     if not Path(where).exists():
@@ -218,7 +235,8 @@ def width() -> int | None:
 
 def ascii_only() -> bool:
     """Return True if stdout can show nothing but ASCII."""
-    return (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    stream = sys.stdout if hasattr(sys.stdout, "encoding") else sys.__stdout__  # a screen takes the place of stdout
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "") != "utf8"
 
 
 def answer_about(where: str | None, broker: str | None, query: str, **of: str) -> Facts:
@@ -249,6 +267,48 @@ def answer_about(where: str | None, broker: str | None, query: str, **of: str) -
     if found.run is not None:
         return _from_records(found.run, found.store, query, of)
     raise unreachable or BrokerUnreachable(found.absence)
+
+
+@contextlib.contextmanager
+def asking(where: str | None, broker: str | None) -> Iterator[Callable[..., Facts]]:
+    """Return a context whose value asks a run's broker over one connection, for many questions in a row.
+
+    Args:
+        where: Folder of a run, or a plan; None for the newest run in ./runs.
+        broker: Address of the only broker to ask.
+
+    Raises:
+        BrokerUnreachable: No broker answers.
+        CommandFailed: A question is refused.
+    """
+    found = Whereabouts() if broker is not None else _find(where)
+    url = next(found.brokers(), None) if broker is None else broker
+    if url is None:
+        raise BrokerUnreachable(found.absence or f"no broker of {found.run} answers: see `stageline status`")
+    try:
+        url, pair = entered(given(url), os.environ, "stageline", PATIENCE)
+        with Client(url, pair=pair) as client:
+            yield lambda query, **of: client.ask(query, PATIENCE, **of)
+    except ValueError as refusal:
+        raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
+
+
+@contextlib.contextmanager
+def questioning(where: str | None, broker: str | None) -> Iterator[Callable[..., Facts]]:
+    """Return a context whose value asks as `asking` has it; without a broker, it asks the run's records.
+
+    A question that the records cannot answer raises `QueryRefused`.
+    """
+    found = Whereabouts() if broker is not None else _find(where)
+    if found.run is None or next(found.brokers(), None) is not None:
+        with asking(where, broker) as ask:
+            yield ask
+        return
+    from stageline.workers.runs.listing import recorded_answer  # imports pydantic
+    from stageline.workers.runs.records import recorded_run
+
+    with recorded_run(found.run, found.store) as recorded:
+        yield lambda query, **of: recorded_answer(recorded, query, of)
 
 
 def folder_of(where: str | None) -> Path:
@@ -290,12 +350,8 @@ def _may_live(run: Path) -> bool:
 
 
 def _from_broker(url: str, query: str, of: dict[str, str]) -> Facts:
-    try:
-        url, pair = entered(given(url), os.environ, "stageline", PATIENCE)
-        with Client(url, pair=pair) as client:
-            return {**client.ask(query, PATIENCE, **of), "source": "broker", "as_of": time()}
-    except ValueError as refusal:
-        raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
+    with asking(None, url) as ask:
+        return {**ask(query, **of), "source": "broker", "as_of": time()}
 
 
 def _from_records(run: Path, store: str | None, query: str, of: dict[str, str]) -> Facts:

@@ -9,6 +9,7 @@ import errno
 import logging
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +22,9 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan.errors import PlanError, PlanRefused
 from stageline.pipeline.printable import printable, printable_line
 from stageline.pipeline.process.streams import lose_output
+from stageline.workers.control.kept_log import LOGGED
 from stageline.workers.runs.folder import Result
+from stageline.workers.runs.logs import stamped
 
 LONGEST = 1_000_000  # characters; a table may be long
 _AMOUNT = re.compile(r"-?|[\d.]+( [\w.%]+)*")  # "", "-", "12", "4.2 s", "12 %", "3 min 20 s"
@@ -73,7 +76,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -
     if sys.stdout.isatty():
         _draw(title, columns, cells, right)
     else:
-        say("\n".join([title, *_aligned([list(columns), *cells], right)]))
+        say("\n".join([title, *aligned([list(columns), *cells], right)]))
 
 
 def summary(result: Result, folder: Path) -> str:
@@ -159,7 +162,8 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def _aligned(lines: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+def aligned(lines: Sequence[Sequence[str]], right: Sequence[bool]) -> list[str]:
+    """Return the cells of each line as text, in aligned columns; those in `right` are flush right."""
     widths = [max(len(line[place]) for line in lines) for place in range(len(right))]
     padded = (
         [
@@ -182,16 +186,39 @@ def _draw(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]], ri
     console.Console().print(drawn)
 
 
-def log_to_stderr() -> None:
-    """Configure structlog for this process, which from now on survives a closed or full stdout."""
+def log_to_stderr(*, to_file: bool = False) -> None:
+    """Configure structlog for this process, which from now on survives a closed or full stdout.
+
+    Args:
+        to_file: True if stderr is the log of a run's process: each line then begins with its whole time.
+    """
     import structlog  # takes longer than a command that only asks
 
     lose_output()
+    LOGGED.clear()
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, render],
+        processors=[
+            structlog.processors.add_log_level,
+            _keep,
+            structlog.processors.format_exc_info,
+            render_to_file if to_file else render,
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def _keep(_: object, __: str, event: Event) -> Event:
+    LOGGED.note(time.time(), event.get("level", "info"), _message(event))
+    return event
+
+
+def _message(event: Event) -> str:
+    """Return what a log event says, without a traceback."""
+    beside = ("level", "event", "exception", "exc_info", "reason")
+    details = ", ".join(f"{name} {value}" for name, value in event.items() if name not in beside)
+    said = (str(event["event"]), str(event.get("reason", "")), details)
+    return printable(": ".join(part for part in said if part))
 
 
 def render(_: object, __: str, event: Event) -> str:
@@ -199,13 +226,21 @@ def render(_: object, __: str, event: Event) -> str:
 
     A traceback comes first: the last line of a log states what went wrong.
     """
-    level, text, traceback = event.pop("level", "info"), event.pop("event"), event.pop("exception", "")
-    reason = event.pop("reason", "")
-    details = ", ".join(f"{name} {value}" for name, value in event.items())
-    message = printable(": ".join(part for part in (str(text), str(reason), details) if part))
-    prefix = _PREFIXES.get(level) or f"{datetime.now():%H:%M:%S}"
-    line = f"{prefix} {message}".replace("\n", "\n    ")  # no text can begin a line that looks like another event
-    return "\n".join(part for part in (printable(traceback), line) if part)
+    prefix = _PREFIXES.get(event.get("level", "info")) or f"{datetime.now():%H:%M:%S}"
+    return _rendered(event, f"{prefix} {_message(event)}")
+
+
+def render_to_file(_: object, __: str, event: Event) -> str:
+    """Return one log event as text, as `render` does; each part begins with its whole time."""
+    level, now = event.get("level", "info"), time.time()
+    if event.get("exception"):
+        event["exception"] = stamped(now, event["exception"])
+    return _rendered(event, stamped(now, f"{_PREFIXES.get(level, '')} {_message(event)}".lstrip()))
+
+
+def _rendered(event: Event, line: str) -> str:
+    line = line.replace("\n", "\n    ")  # no text can begin a line that looks like another event
+    return "\n".join(part for part in (printable(event.get("exception", "")), line) if part)
 
 
 class CommandFailed(StagelineError):

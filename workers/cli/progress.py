@@ -1,6 +1,6 @@
 """Progress of a run on stderr: bars on a terminal, otherwise a line every few seconds.
 
-Between them stands the news since the last status, each told once: losses, standstills, damages, evaluations.
+Between them stands the news since the last status, each told once: losses, stalls, damages, evaluations.
 """
 
 import os
@@ -25,9 +25,11 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.printable import printable_line
 from stageline.pipeline.retry import TRIED
 from stageline.workers.cli.output import say, share
+from stageline.workers.cli.stalls import NO_COMMAND, OnStall, SlowedPace, Stall, StallCommand, StallKind
 from stageline.workers.keys.keyring import pair_towards
 from stageline.workers.launch.launch import Launch
 from stageline.workers.runs.folder import Facts, read_broker_url
+from stageline.workers.runs.pauses import PauseNews
 from stageline.workers.script.calls.news import LostWorkers, ask
 
 STALL = 5.0  # seconds without a finished step, and
@@ -40,10 +42,18 @@ _INTERRUPTED = (ExitCode.SAVED, ExitCode.INTERRUPTED)
 class News:
     """Source of news of a run, as lines for people."""
 
-    def __init__(self, start: str, why: Callable[[], Facts | None]) -> None:
-        """Take `start`, the text on how a replacement is started, and `why`, which asks what the run waits for."""
+    def __init__(self, start: str, why: Callable[[], Facts | None], command: StallCommand = NO_COMMAND) -> None:
+        """Start without news.
+
+        Args:
+            start: Text on how a replacement is started.
+            why: Asks what the run waits for, and what limits it.
+            command: Started at each stall.
+        """
         self._lost = LostWorkers(start)
-        self._stalled = StalledSteps(why)
+        self._pauses = PauseNews()
+        self._command = command
+        self._stalled = StalledSteps(why, lambda stall: command.start(stall, monotonic()))
         self._damages = 0
         self._evaluated: int | None = None  # steps before the newest evaluation that was told; None before a status
 
@@ -53,7 +63,9 @@ class News:
         self._damages += len(new)
         yield from new
         yield from self._lost.lines(facts)
+        yield from self._pauses.lines(facts)
         yield from self._stalled.lines(facts)
+        yield from self._command.look(monotonic())
         yield from self._evaluations(facts)
 
     def _evaluations(self, facts: Facts) -> list[str]:
@@ -68,11 +80,14 @@ class News:
 
 
 class StalledSteps:
-    """Detector of a run that finishes no step although no known loss or fault explains it."""
+    """Detector of a run that finishes no step although no known loss or fault explains it, or slows down."""
 
-    def __init__(self, why: Callable[[], Facts | None]) -> None:
-        """Take `why`, which asks the broker what the run waits for."""
+    def __init__(self, why: Callable[[], Facts | None], on_stall: OnStall) -> None:
+        """Take `why`, which asks the broker what the run waits for, and what is called once at each stall."""
         self._why = why
+        self._on_stall = on_stall
+        self._pace = SlowedPace(why, on_stall)
+        self._even = 0.0  # since when steps have been finished without a pause
         self._finished: int | None = None  # steps, as of the last status of a run without a known cause to wait
         self._since = 0.0  # when that became so
         self._asked = 0.0
@@ -83,14 +98,21 @@ class StalledSteps:
         """Yield each cause once until a step is finished, and then a line that the run continues."""
         now, finished = monotonic(), facts["finished_floor"]
         faulty = facts.get("fault") or any(row.get("fault") or row.get("trouble") for row in facts["workers"])
-        if facts["phase"] != "running" or facts["recovering"] or faulty:
+        if facts["phase"] != "running" or facts["recovering"] or faulty or facts.get("paused"):
             self._finished = None
             self._told.clear()
         elif finished != self._finished:
+            self._even = now if self._finished is None or now - self._since >= self._longest else self._even
             yield from self._moved(finished, now)
-        elif now - max(self._since, self._asked) >= max(STALL, SLOW * self._took):
+            yield from self._pace.lines(facts, now - self._even)
+        elif now - max(self._since, self._asked) >= self._longest:
             self._asked = now
             yield from self._cause(now)
+
+    @property
+    def _longest(self) -> float:
+        """Seconds without a finished step that are no pause."""
+        return max(STALL, SLOW * self._took)
 
     def _moved(self, finished: int, now: float) -> Iterator[str]:
         if self._told:
@@ -107,8 +129,12 @@ class StalledSteps:
         worker = facts["root"]["worker"]
         cause = facts["root"]["cause"], worker and worker["index"]
         if cause not in self._told:
+            first = not self._told
             self._told.add(cause)
             yield f"no step was finished for {now - self._since:.0f} s: {facts['text']}. What to do: {facts['action']}"
+            if first:
+                stall = Stall(StallKind.STALLED, cause[0], facts["text"], facts["action"], self._finished or 0)
+                yield from self._on_stall(stall)
 
 
 def evaluation_told(found: Facts, best: Facts | None) -> str:
@@ -118,14 +144,21 @@ def evaluation_told(found: Facts, best: Facts | None) -> str:
 
 
 @contextmanager
-def progress_of(launch: Launch) -> Iterator[Callable[[Facts], None]]:
-    """Return a context whose value is to be called with each new status of the broker."""
-    news = News(f"Its process was started again; see its log in {launch.folder}", partial(_why, launch.folder))
-    if not sys.stderr.isatty():
-        yield Lines(launch, news)
-        return
-    with Live(console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
-        yield Bars(launch, news, live)
+def progress_of(launch: Launch, on_stall: Sequence[str] = ()) -> Iterator[Callable[[Facts], None]]:
+    """Return a context whose value is to be called with each new status of the broker.
+
+    Args:
+        launch: Run that is to be followed.
+        on_stall: Words of the command line that is started at each stall; none for no command.
+    """
+    with StallCommand(on_stall, launch.folder) as command:
+        start = f"Its process was started again; see its log in {launch.folder}"
+        news = News(start, partial(_why, launch.folder), command)
+        if not sys.stderr.isatty():
+            yield Lines(launch, news)
+            return
+        with Live(console=Console(stderr=True), refresh_per_second=8, transient=True) as live:
+            yield Bars(launch, news, live)
 
 
 def _why(folder: Path) -> Facts | None:
@@ -258,6 +291,8 @@ class Pace:
             return "the broker has no records of the run: asking the workers how far it is"
         if facts["missing"]:
             return f"waiting for {_workers(facts['missing'])}"
+        if (facts.get("paused") or {}).get("in_effect"):
+            return "paused"
         if facts["phase"] == "running" and facts["finished_floor"] >= self.steps:
             return "evaluating"
         if facts["phase"] == "waiting":

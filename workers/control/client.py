@@ -18,6 +18,7 @@ from stageline.broker.control.messages import (
     StopRun,
     ToBroker,
 )
+from stageline.broker.control.pauses import PauseRun
 from stageline.broker.control.protocol import Sealer, decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
@@ -94,6 +95,15 @@ class KeyMissing(BrokerUnreachable):
     exit_code = ExitCode.NOT_ADMITTED
 
 
+class RequestRefused(ValueError):
+    """The error that a broker does not do what it was asked for: its reason, and the exit code `code`."""
+
+    def __init__(self, reason: str, code: int) -> None:
+        """Take the broker's words and its exit code."""
+        super().__init__(reason)
+        self.code = code
+
+
 class Client(AbstractContextManager["Client"]):
     """A command's connection to the broker, for use by one thread."""
 
@@ -160,6 +170,39 @@ class Client(AbstractContextManager["Client"]):
         """
         self._send(StopRun(reason, at_step_end))
 
+    def request_stop(self, reason: str, *, at_step_end: bool, timeout: float = 3.0) -> dict[str, Any]:
+        """Interrupt the run, as `stop_run` does, and return the status that follows.
+
+        The run's secret is not needed if the key of this process may stop the run.
+
+        Args:
+            reason: The reason, for people.
+            at_step_end: True to let the stages finish a step.
+            timeout: Seconds to wait for the broker. The request is sent again after a lost connection.
+
+        Raises:
+            BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
+            ValueError: The broker refuses.
+        """
+        self._forget_answers()
+        return self._await_answer(Ask("status"), "status", timeout, StopRun(reason, at_step_end))
+
+    def request_pause(self, request: PauseRun, timeout: float = 3.0) -> dict[str, Any]:
+        """Have the run pause, or go on, and return the facts of the answer.
+
+        The run's secret is not needed if the key of this process may stop the run.
+
+        Args:
+            request: The request. The broker puts the name of a key in the place of its `by`.
+            timeout: Seconds to wait for the broker. The request is sent again after a lost connection.
+
+        Raises:
+            BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
+            RequestRefused: The broker refuses.
+        """
+        self._forget_answers()
+        return self._await_answer(Ask("status"), "pause", timeout, request)
+
     def dismiss(self) -> None:
         """Tell the broker that it may exit: the run is over, and no more queries will come."""
         self._send(StopRun("the run is over", over=True))
@@ -190,18 +233,28 @@ class Client(AbstractContextManager["Client"]):
 
     def _answer_to(self, message: Ask | KeyOrder, schema: str, timeout: float) -> dict[str, Any]:
         """Return the facts of the answer to `message`, whose schema begins with `schema`."""
-        while self._channel.receive(0) is not None:  # answers to questions that were given up
+        self._forget_answers()
+        return self._await_answer(message, schema, timeout)
+
+    def _forget_answers(self) -> None:
+        """Drop answers to questions that were given up."""
+        while self._channel.receive(0) is not None:
             continue
-        self._send(message)
+
+    def _await_answer(
+        self, message: Ask | KeyOrder, schema: str, timeout: float, request: StopRun | PauseRun | None = None
+    ) -> dict[str, Any]:
+        """Send `request`, then `message`; return the facts of the answer. A refusal of the request counts, too."""
+        self._put(request, message)
         deadline = monotonic() + timeout
         while (left := deadline - monotonic()) > 0:
             if self._broke():
-                self._send(message)
+                self._put(request, message)
             match self._receive(min(left, REPEAT)):
                 case Answer(name, facts) if name.startswith(f"{schema}/"):
                     return {"schema": name, **facts}
-                case Refused(reason, _):
-                    raise ValueError(reason)
+                case Refused(reason, code):
+                    raise RequestRefused(reason, code)
             self._demand_admission()
         if self._channel.trouble:
             raise BrokerUnreachable(f"no broker can be reached: {self._channel.trouble}")
@@ -209,6 +262,12 @@ class Client(AbstractContextManager["Client"]):
             f"no broker answered at {masked(self._url)} within {timeout:g} s. Is the run still going, and is this its "
             f"broker? Name another with --broker."
         )
+
+    def _put(self, request: StopRun | PauseRun | None, message: Ask | KeyOrder) -> None:
+        """Send a request, sealed or not, and the message that brings its answer."""
+        if request is not None:
+            self._channel.send(self._sealer.sealed(request, self._secret()))
+        self._send(message)
 
     def _send(self, message: ToBroker) -> None:
         """Send `message`, and what waited for the secret before it.

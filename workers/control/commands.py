@@ -9,6 +9,7 @@ from collections.abc import Callable
 import structlog
 
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, ScheduleOrders, Stop, Trim
+from stageline.broker.control.pauses import Hold
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.digest import TensorDigest
@@ -110,6 +111,10 @@ class CommandHandler:
                     self._hooks.forget(step, best)
                 case ScheduleOrders(orders, closed):
                     self._loop.learn(orders, closed)
+                case Hold() as order:
+                    self._loop.hold(order)
+                    if order.settled and order.step is not None:
+                        self._hooks.stop_at(order.step)
                 case Stop() as stop:
                     self._end(stop)
                 case Refused(reason, code):
@@ -165,6 +170,7 @@ class CommandHandler:
         deadline = self._clock.monotonic() + lease
         while True:
             self._queues.pump(PATIENCE)
+            self._loop.count_queues()
             self._loop.note_answered()
             try:
                 self.handle()
@@ -221,6 +227,7 @@ class CommandHandler:
         if self._stop is None:
             if current <= stop.step:
                 self._hooks.stop_at(stop.step)
+                self._loop.end_before(stop.step)  # it may not know to which step a pause has moved
             self._stop = stop, self._clock.monotonic() + STEP_END
 
     def _end_with_the_step(self, stop: Stop, deadline: float) -> None:

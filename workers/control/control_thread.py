@@ -33,6 +33,7 @@ from stageline.broker.control.messages import (
     Standby,
     Stop,
 )
+from stageline.broker.control.peek import Look, Peek, Peeked, ShowLog, ShowStacks
 from stageline.broker.control.protocol import MessageSeal, Sealer, decode_from_broker
 from stageline.broker.errors import BadMessage
 from stageline.broker.keys.pairs import KeyPair
@@ -46,9 +47,13 @@ from stageline.workers.runtime.progress import Progress
 
 from .client import BrokerUnreachable, KeyRefused
 from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
+from .kept_log import shown_log
+from .party_trust import PartiesDiffer, PartyTrust
 from .redialling import REDIAL, RedialledChannel
 from .refusals import explained
 from .session import BEAT, UNANSWERED, Reporter, Session
+from .stacks import shown_stacks
+from .vitals import resident_memory
 
 log = structlog.get_logger()
 
@@ -56,6 +61,7 @@ IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker say
 REVOKED = 12.0  # seconds that a broker refuses the key of a worker which had been admitted, before the worker ends
 LIFELINE = 1.0  # seconds between two looks at the lifeline
 CLOSING = 2.0  # seconds that the thread gets to send what is left
+_NO_LOG = "this process shows none"
 
 
 def start_thread(target: Callable[[], None]) -> threading.Thread:
@@ -63,6 +69,10 @@ def start_thread(target: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=target, name="control", daemon=True)
     thread.start()
     return thread
+
+
+def _refuses(peek: Peek) -> Peeked:
+    return Peeked(0, peek.id, refusal="this process shows no messages")
 
 
 class ControlThread:
@@ -77,6 +87,7 @@ class ControlThread:
         identity: WorkerIdentity,
         pair: KeyPair | None = None,
         *,
+        trust: PartyTrust | None = None,
         lifeline: Lifeline | None = None,
         open_channel: Callable[[str, KeyPair | None], ClientChannel] = open_client,
         clock: Clock = time,
@@ -89,6 +100,7 @@ class ControlThread:
             url: The broker's address.
             identity: The worker's identity, for its Hellos.
             pair: Pair by which the broker knows this process; None for an address without a key.
+            trust: Judge of what the broker tells about the other workers; None believes all.
             lifeline: This process exits once the lifeline is cut; None for one that is never cut.
             open_channel: Opens the channel; a simulated process passes its own, as with the next three.
             clock: Source of time, in seconds.
@@ -101,6 +113,7 @@ class ControlThread:
         self._identity = identity
         self._url = url
         self._pair = pair
+        self._trust = trust
         self._channel = RedialledChannel(lambda: open_channel(url, pair), clock.monotonic)
         self._clock = clock
         self._sealer = Sealer(clock.time)
@@ -112,6 +125,8 @@ class ControlThread:
         self._told_refusal = KeyRefusal.NONE  # last
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
+        self._peek: Callable[[Peek], Peeked] = _refuses
+        self._shows_code, self._log_withheld = False, _NO_LOG
         self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
 
     def join(self, timeout: float, *, workers_timeout: float = float("inf")) -> Assigned:
@@ -126,7 +141,7 @@ class ControlThread:
             KeyRefused: What is at the address takes no connection with this process's keys, or the broker has not
                 admitted them within `timeout` seconds.
             Stopped: The broker refuses this worker or ends the run, other workers are missing for too long, or the
-                lifeline is cut.
+                lifeline is cut, or the plan here has other parties.
         """
         now = self._clock.monotonic
         joining, begun, deadline, reason = Joining(self._identity), now(), now() + timeout, ""
@@ -166,6 +181,9 @@ class ControlThread:
         steps: int | None,
         wake: Callable[[], None],
         where: Callable[[int], str] = lambda stage: "",
+        peek: Callable[[Peek], Peeked] = _refuses,
+        shows_code: bool = False,
+        log_withheld: str = _NO_LOG,
     ) -> None:
         """Begin to report on `progress` from a thread.
 
@@ -176,9 +194,13 @@ class ControlThread:
             steps: The number of steps to train; None if a script decides as it goes.
             wake: Makes the loop look at `commands`, even while it waits.
             where: Returns a stage's place in the model, such as "layer 3".
+            peek: Looks at retained messages; it must not take longer than a report may be late.
+            shows_code: True if the broker may learn lines and paths of this process's code.
+            log_withheld: Why the broker must not learn what this process logs; "" if it may.
         """
+        self._peek, self._shows_code, self._log_withheld = peek, shows_code, log_withheld
         now, clock = self._clock.monotonic(), self._clock.time
-        reporter = Reporter(progress, assigned.incarnation, steps, clock, where)
+        reporter = Reporter(progress, assigned.incarnation, steps, clock, where, resident_memory())
         session = Session(self._identity, assigned, endpoint, reporter, self._outbox, now=now)
         self._session, self._wake = session, wake
         self._thread = self._spawn(lambda: self._serve(session))
@@ -263,7 +285,7 @@ class ControlThread:
     def _demand_admission(self) -> None:
         """Raise `KeyRefused` if there can be no connection; of a key that may be admitted later, log that once."""
         refusal = self._channel.refusal
-        if refusal not in (KeyRefusal.NONE, KeyRefusal.NOT_ADMITTED):
+        if refusal and not refusal.may_pass:
             raise KeyRefused(refusal, self._url, self._pair)
         if refusal and not self._told_refusal:
             log.warning(f"{explained(refusal, self._url, self._pair)}. It is asked again every {REDIAL:g} s")
@@ -275,8 +297,9 @@ class ControlThread:
         Any other refusal counts as a broker that is away.
         """
         refused_for = self._channel.refused_for
-        if self._dismissed is None and refused_for > REVOKED and self._channel.refusal is KeyRefusal.NOT_ADMITTED:
-            stop = Stop(explained(KeyRefusal.NOT_ADMITTED, self._url, self._pair), ExitCode.NOT_ADMITTED)
+        refusal = self._channel.refusal
+        if self._dismissed is None and refused_for > REVOKED and refusal.may_pass:
+            stop = Stop(explained(refusal, self._url, self._pair), ExitCode.NOT_ADMITTED)
             self._dismissed = self._clock.monotonic(), stop
             self.command(stop)
 
@@ -285,12 +308,25 @@ class ControlThread:
             command = session.receive(message, self._clock.monotonic())
             if command is None:
                 continue
+            if isinstance(command, Look):
+                seen = self._seen(command)
+                self._send(msgspec.structs.replace(seen, incarnation=session.reporter.incarnation))
+                continue
             if isinstance(command, Stop | Refused):
                 self._dismissed = self._dismissed or (self._clock.monotonic(), command)
             if isinstance(command, Peers):  # an endpoint at all interfaces is on the broker's machine
                 host, there = host_of(self._url), command.workers.items()
                 command = Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in there})
             self.command(command)
+
+    def _seen(self, request: Look) -> Peeked:
+        match request:
+            case Peek():
+                return self._peek(request)
+            case ShowStacks():
+                return shown_stacks(request, bare=not self._shows_code)
+            case ShowLog():
+                return shown_log(request, self._log_withheld)
 
     def _exit_if_ignored(self) -> None:
         """Exit the process if the compute loop has not ended IGNORED seconds after the broker told it to.
@@ -303,7 +339,9 @@ class ControlThread:
         log.error("ended", reason=f"{command.reason}. The compute loop has not ended within {IGNORED:g} s")
         self._exit_process(failure_code(command.code))
 
-    def _send(self, message: Hello | Report | Failed | Finished | Goodbye) -> None:
+    def _send(self, message: Hello | Report | Failed | Finished | Goodbye | Peeked) -> None:
+        if self._trust is not None and isinstance(message, Hello):
+            message = self._trust.introduced(message)
         self._channel.send(self._sealer.worker_message(message))  # it may be lost: all that matters is sent again
 
     def _messages(self, deadline: float, stop: Callable[[], bool]) -> Iterator[FromBroker]:
@@ -320,7 +358,20 @@ class ControlThread:
                         continue
                     if isinstance(message, Assigned):
                         self._sealer.learn(message)
-                    yield message
+                    if (taken := self._taken(message)) is not None:
+                        yield taken
+
+    def _taken(self, message: FromBroker) -> FromBroker | None:
+        """Return `message` as it is taken; None if it ends this worker. Raises `PartiesDiffer` within `join`."""
+        try:
+            return message if self._trust is None else self._trust.received(message)
+        except PartiesDiffer as error:
+            if self._session is None:
+                if isinstance(message, Assigned):
+                    self.send(Goodbye(message.incarnation, str(error)))
+                raise
+            self.command(error)
+            return None
 
     def _is_believed(self, message: FromBroker, seal: MessageSeal) -> bool:
         """Return True if `message` is the broker's; log the first of each kind that is not, and count all.

@@ -13,20 +13,21 @@ from stageline.broker.control.channel import ClientChannel
 from stageline.broker.errors import AddressUnusable, ForeignMessage, NotEnrolled
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
 from stageline.broker.keys.join_line import JoinLine, keyed
-from stageline.broker.keys.pairs import KEY_SIGNS, VERSION, KeyPair, invite_pair
+from stageline.broker.keys.pairs import KEY_SIGNS, VERSION, KeyPair, PublicKey, invite_pair
 from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import masked, needs_keys, parted, transport_of
 from stageline.workers.keys.keyring import own_pair, pair_towards
 
 from .client import BrokerUnreachable, KeyMissing, KeyRefused
-from .refusals import NEW_LINE, admitting, shown
+from .refusals import NEW_LINE, admitting, explained, shown
 
 JOIN = "STAGELINE_JOIN"  # the variable with a join line or an address
 REPEAT = 0.5  # seconds after which an enrolment without an answer is sent again
 LOOK = 0.05  # seconds between two looks at the connection
 SILENCE = 3.0  # seconds without an answer, after which that is said
 KNOWN = 10.0  # seconds for a broker that has refused an invitation to say if it knows the key of this machine
+_OLD = "is old: its invitation has ended, or it is of an earlier run"
 
 
 def is_join_line(text: str) -> bool:
@@ -102,17 +103,41 @@ def enrol(line: JoinLine, pair: KeyPair, name: str, patience: float) -> None:
     except AddressUnusable as error:
         raise BrokerUnreachable(str(error)) from error
     except KeyRefused as refused:
-        if refused.refusal is not KeyRefusal.NOT_ADMITTED:
+        if not refused.refusal.may_pass:
             raise
-        if not _admits(address, pair):
-            raise NotEnrolled(
-                f"{shown(address)}: the join line is old: its invitation has ended or was revoked, or the broker has "
-                f"forgotten it; {NEW_LINE}. {admitting(pair)}"
-            ) from refused
+        own = _refusal_of(address, pair)
+        if own is KeyRefusal.REVOKED:
+            raise NotEnrolled(explained(own, address, pair)) from refused
+        if own:
+            why = "was revoked" if refused.refusal is KeyRefusal.REVOKED else _OLD
+            raise NotEnrolled(f"{shown(address)}: the join line {why}; {NEW_LINE}. {admitting(pair)}") from refused
+
+
+def succeed(url: str, pair: KeyPair, successor: PublicKey, name: str, patience: float) -> None:
+    """Have the broker at a keyed address admit another key of this machine, and return once it does.
+
+    Args:
+        url: Address with the broker's key.
+        pair: Key pair that the broker admits at present.
+        successor: Key that is to take its place.
+        name: Name of this process, for people.
+        patience: Seconds for the broker to be there.
+
+    Raises:
+        NotEnrolled: The broker does not admit the successor.
+        KeyRefused: The broker does not admit the key of `pair`, or what is there is another one.
+        BrokerUnreachable: Nothing has answered in time.
+    """
+    try:
+        with closing(open_client(url, pair)) as channel:
+            asked = Enrolment(successor.text, name, socket.gethostname())
+            _enrolled(channel, url, asked, pair, monotonic() + patience)
+    except AddressUnusable as error:
+        raise BrokerUnreachable(str(error)) from error
 
 
 def _enrolled(channel: ClientChannel, address: str, asked: Enrolment, pair: KeyPair, deadline: float) -> None:
-    """Send the enrolment until it is answered. `pair` is that of the invitation, with which `channel` was dialled."""
+    """Send the enrolment until it is answered. `channel` was dialled with `pair`, an invitation's or a predecessor."""
     begun, due, told = monotonic(), 0.0, False
     while True:
         if channel.renewed() or monotonic() >= due:
@@ -144,12 +169,12 @@ def _warn(text: str) -> None:
     structlog.get_logger().warning(text)
 
 
-def _admits(address: str, pair: KeyPair) -> bool:
-    """Return True if the broker, which is there, admits the key."""
+def _refusal_of(address: str, pair: KeyPair) -> KeyRefusal:
+    """Return the broker's refusal of the key, `NONE` if it admits it. The broker is there."""
     deadline = monotonic() + KNOWN
     with closing(open_client(address, pair, keeps=True)) as channel:
         while not channel.refusal and monotonic() < deadline:
             if channel.renewed():
-                return True
+                return KeyRefusal.NONE
             channel.receive(LOOK)
-    return False
+        return KeyRefusal(channel.refusal) or KeyRefusal.NOT_ADMITTED

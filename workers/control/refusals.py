@@ -30,9 +30,10 @@ def explained(refusal: KeyRefusal, url: str, pair: KeyPair | None) -> str:
         url: Address of the broker.
         pair: Pair with which it was dialled; None without a key.
     """
-    if refusal is not KeyRefusal.NOT_ADMITTED or pair is None:
+    if not refusal.may_pass or pair is None:
         return _TEXTS[refusal].format(address=shown(url))
-    return f"the broker at {shown(url)} does not admit the key of this machine. {admitting(pair)}"
+    what = "has revoked" if refusal is KeyRefusal.REVOKED else "does not admit"
+    return f"the broker at {shown(url)} {what} the key of this machine. {admitting(pair)}"
 
 
 def shown(url: str) -> str:

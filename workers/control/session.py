@@ -34,6 +34,7 @@ from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.progress import Progress
 
 from .joining import WorkerIdentity
+from .vitals import BrokerClock
 
 WorkerMessage = Hello | Report | Failed | Finished | Goodbye
 
@@ -64,6 +65,7 @@ class Reporter:
         steps: int | None,
         clock: Callable[[], float] = time,
         where: Callable[[int], str] = lambda stage: "",
+        memory: Callable[[], int] = int,
     ) -> None:
         """Start with nothing sent.
 
@@ -73,8 +75,11 @@ class Reporter:
             steps: The number of steps to train; None if a script decides as it goes.
             clock: Returns the seconds since the epoch.
             where: Returns a stage's place in the model, such as "layer 3" or "the loss".
+            memory: Returns the bytes of memory that the process takes; 0 if it does not know.
         """
         self.progress = progress
+        self._memory = memory
+        self._broker_clock = BrokerClock()
         self._where = where
         self.incarnation = incarnation
         self._steps = steps
@@ -125,8 +130,12 @@ class Reporter:
         """
         return self._report(now, 0)
 
-    def confirmed(self, number: int) -> None:
-        """Drop what report `number` carried: the broker has stored it. Any number but the newest is ignored."""
+    def confirmed(self, number: int, at: float = 0.0) -> None:
+        """Drop what report `number` carried: the broker has stored it. Any number but the newest is ignored.
+
+        `at` is the time by the broker's clock, in seconds since the epoch; 0.0 if the broker did not say.
+        """
+        self._broker_clock.answered(number, at, self._clock())
         if number == self._number:
             self._records.clear()
             self._confirmed_digests.extend(self._digests)
@@ -160,8 +169,10 @@ class Reporter:
 
     def _report(self, now: float, number: int) -> Report:
         progress, must_arrive, activity = self.progress, number > 0, self.progress.activity()
-        depths, trouble, fault = progress.take_depths(), progress.trouble, progress.fault
+        counts, trouble, fault = progress.take_counts(), progress.trouble, progress.fault
         orders, closed = progress.orders.known
+        if must_arrive:
+            self._broker_clock.sent(number, self._clock())
         return Report(
             incarnation=self.incarnation,
             number=number,
@@ -171,11 +182,10 @@ class Reporter:
             idle=self._idle(activity.computing),
             steps=list(self._records) if must_arrive else [],
             events=self._events(),
-            retained_bytes=sum(depth.bytes for depth in depths.values()),
-            queues={
-                name: [depth.ready, depth.in_flight, depth.retained, depth.bytes, depth.oldest]
-                for name, depth in depths.items()
-            },
+            retained_bytes=sum(depth.bytes for depth in counts.depths.values()),
+            puts=dict(counts.depths),
+            takes=dict(counts.intakes),
+            counted=max(0.0, self._clock() - counts.at) if counts.at else 0.0,
             training_steps=self._steps if progress.called is None else progress.called,
             snapshots=list(self._snapshots) if must_arrive and not self._holds_snapshots else [],
             evaluations=list(self._rounds) if must_arrive else [],
@@ -187,8 +197,12 @@ class Reporter:
             fault=fault.told(now) if fault else "",
             orders=len(orders),
             closed=closed,
+            held=progress.held.known,
             stage_bytes=[(stage, *taken) for stage, taken in list(progress.stage_bytes.items())],
             digests=list(self._digests) if must_arrive else [],
+            memory=self._memory(),
+            timed=must_arrive,
+            clock=self._broker_clock.offset,
         )
 
     def _idle(self, computing: tuple[float, float | None] | None) -> float:
@@ -332,8 +346,8 @@ class Session:
         """
         self.last_received = now
         match message:
-            case Confirmed(number):
-                self.reporter.confirmed(number)
+            case Confirmed(number, at):
+                self.reporter.confirmed(number, at)
             case Assigned():
                 self._known = True
                 renewed = message.keep and message.incarnation > self.reporter.incarnation

@@ -18,7 +18,7 @@ from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import ONCE_PER_STEP, Kind
 
 
-class _Look(NamedTuple):
+class Look(NamedTuple):
     """Appearance of one kind of action.
 
     `word` names it; `ascii` and `blocks` fill its cells; `light` and `dark` are its tones in either theme, one for each
@@ -36,44 +36,44 @@ _GREEN = ("#8fd0c4", "#c6e8e1", "#5fb8a8", "#e0f3ef"), ("#2b7a6d", "#1d544b", "#
 _SAND = ("#d6c98a", "#ebe3bd", "#c2b25f", "#f5f0da"), ("#857428", "#5c501b", "#a08d3a", "#463d14")
 
 # A hue for each kind of action. Blue and orange can be told apart without seeing red or green.
-_LOOKS: dict[str, _Look] = {
-    Kind.FORWARD: _Look(
+LOOKS: dict[str, Look] = {
+    Kind.FORWARD: Look(
         "forward",
         *("-", "░"),
         ("#9cc7f7", "#cde2fb", "#6facee", "#e3effd"),
         ("#2f6db5", "#1f4a80", "#4787d3", "#183862"),
     ),
-    Kind.BACKWARD: _Look(
+    Kind.BACKWARD: Look(
         "backward",
         *("=", "█"),
         ("#f8b76f", "#fcd9b0", "#ee9a45", "#fdeada"),
         ("#b4611c", "#824411", "#cf7a30", "#65340c"),
     ),
-    Kind.INPUT: _Look(
+    Kind.INPUT: Look(
         "input gradient",
         *("~", "▓"),
         ("#f49b8f", "#f9c8c1", "#e97767", "#fce3df"),
         ("#b0433a", "#7d2d26", "#c95c52", "#60211c"),
     ),
-    Kind.WEIGHT: _Look(
+    Kind.WEIGHT: Look(
         "weight gradient",
         *("+", "▒"),
         ("#c7b3f0", "#e0d5f8", "#a98de4", "#eee8fb"),
         ("#6f51b5", "#4d3785", "#896dcb", "#3a2966"),
     ),
-    Kind.TIED: _Look("gradients of shared parameters", "t", "▀", *_GREEN),
-    Kind.SUBTOTAL: _Look("sum of gradients of shared parameters", "s", "▚", *_GREEN),
-    Kind.ADD: _Look("sums for other replicas", "a", "▘"),
-    Kind.NORMS: _Look("norms of gradients", "n", "▝", *_SAND),
-    Kind.CLIP: _Look("clipping", "c", "▗", *_SAND),
-    Kind.UPDATE: _Look(
+    Kind.TIED: Look("gradients of shared parameters", "t", "▀", *_GREEN),
+    Kind.SUBTOTAL: Look("sum of gradients of shared parameters", "s", "▚", *_GREEN),
+    Kind.ADD: Look("sums for other replicas", "a", "▘"),
+    Kind.NORMS: Look("norms of gradients", "n", "▝", *_SAND),
+    Kind.CLIP: Look("clipping", "c", "▗", *_SAND),
+    Kind.UPDATE: Look(
         "update",
         *("u", "▄"),
         ("#aab4be", "#ccd3da", "#8b97a3", "#e1e5e9"),
         ("#5b6570", "#3f474f", "#737e89", "#30363d"),
     ),
 }
-_OTHER = _Look("an operation of a feature", ":", ":")
+OTHER = Look("an operation of a feature", ":", ":")
 
 
 class _Sheet:
@@ -92,8 +92,8 @@ class _Sheet:
         self.rows = [[each for each in seen if each.worker == worker] for worker in workers]
         self.stages = [sorted({each.action.stage for each in timed if each.worker == worker}) for worker in workers]
         kinds = {each.action.kind for each in seen}
-        order = [*(kind for kind in _LOOKS if kind in kinds), *sorted(kinds - _LOOKS.keys())]
-        self.looks = {kind: _LOOKS.get(kind, _OTHER) for kind in order}
+        order = [*(kind for kind in LOOKS if kind in kinds), *sorted(kinds - LOOKS.keys())]
+        self.looks = {kind: LOOKS.get(kind, OTHER) for kind in order}
         self.start = min((each.start for each in timed), default=0.0)
         self.span = max((each.end for each in timed), default=0.0) - self.start
         self.shortest = min((each.end - each.start for each in seen), default=1.0)
@@ -261,7 +261,7 @@ class _Image:
             f'role="img">'
         )
         yield f"<title>{escape(self._title)}</title>"
-        yield f"<style>{_STYLE}</style>"
+        yield f"<style>{STYLE}</style>"
         yield f'<rect class="page" {size} rx="10"/>'
         yield f'<text class="title" x="{_EDGE}" y="{_EDGE + 14}">{escape(self._title)}</text>'
         yield from self._legend()
@@ -279,7 +279,7 @@ class _Image:
             x -= 4
             for tone in reversed(range(self._tones)):
                 x -= 16
-                tones = f"{_tones_of(kind)} t{tone}"
+                tones = f"{tones_of(kind)} t{tone}"
                 yield f'<rect class="{tones}" x="{x:.1f}" y="{_EDGE + 3}" width="14" height="14" rx="3"/>'
             x -= 16
 
@@ -307,7 +307,7 @@ class _Image:
             tone = self._sheet.stages[worker].index(each.action.stage) % _TONES
             yield (
                 f"<g><title>{self._details(each)}</title>"
-                f'<rect class="{_tones_of(each.action.kind)} t{tone}" x="{x + 0.75:.2f}" y="{top}" '
+                f'<rect class="{tones_of(each.action.kind)} t{tone}" x="{x + 0.75:.2f}" y="{top}" '
                 f'width="{max(width - 1.5, 0.5):.2f}" height="{_BAR}" rx="{min(4, width / 4):.1f}"/>'
                 f"{self._label(each, x + width / 2, top, width)}</g>"
             )
@@ -322,7 +322,7 @@ class _Image:
         start, end = (self._sheet.time(time - self._sheet.start) for time in (each.start, each.end))
         of = "" if each.action.kind in ONCE_PER_STEP else f" of microbatch {each.action.microbatch}"
         return (
-            f"{each.action}: {_LOOKS.get(each.action.kind, _OTHER).word}{of} at stage {each.action.stage}, "
+            f"{each.action}: {LOOKS.get(each.action.kind, OTHER).word}{of} at stage {each.action.stage}, "
             f"step {each.step}&#10;worker {each.worker}, {start} to {end}"
         )
 
@@ -333,9 +333,9 @@ class _Image:
         return _EDGE + _NAMES + (time - self._sheet.start) * self._per_time
 
 
-def _tones_of(kind: str) -> str:
+def tones_of(kind: str) -> str:
     """Return the kind in whose tones `kind` is drawn: `ADD`, and a feature's own kinds, in the tones of `SUBTOTAL`."""
-    return kind if _LOOKS.get(kind, _OTHER).light else Kind.SUBTOTAL
+    return kind if LOOKS.get(kind, OTHER).light else Kind.SUBTOTAL
 
 
 def _least_width(label: str) -> float:
@@ -347,7 +347,7 @@ def _rules(theme: str, *, page: str, text: str, faint_text: str, lane: str, tick
     """Return the CSS rules of a `theme`, "light" or "dark". Colours are in CSS notation."""
     tones = (
         f".{kind}.t{tone}{{fill:{colour}}}"
-        for kind, look in _LOOKS.items()
+        for kind, look in LOOKS.items()
         for tone, colour in enumerate(getattr(look, theme))
     )
     return (
@@ -362,7 +362,7 @@ _LIGHT = _rules(
 _DARK = _rules(
     "dark", page="#0d1117", text="#e6edf3", faint_text="#8d96a0", lane="#171c24", tick="#2a313b", label="#f7fafd"
 )
-_STYLE = (
+STYLE = (
     'text{font:13px system-ui,"Segoe UI",Helvetica,Arial,sans-serif}'
     ".title{font-size:16px;font-weight:600}.time,.share,.label{font-size:12px;font-variant-numeric:tabular-nums}"
     ".time,.label{text-anchor:middle}.share{text-anchor:end}.label{pointer-events:none}"

@@ -3,7 +3,7 @@
     ~/.config/stageline/keys/own.key          mode 0600, in a folder of mode 0700
 
     # Secret key of stageline. Its public key is k1.2n8Fh0XQ...
-    k1-secret.9fJd2...
+    k1-secret.9fJd2...                        or k1-encrypted.EAgCx..., which a passphrase opens
 
 A file that others may read, or replace, is refused: who has a secret key speaks as its owner.
 """
@@ -11,13 +11,17 @@ A file that others may read, or replace, is refused: who has a secret key speaks
 import os
 import re
 import shlex
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from stageline.broker.keys.pairs import SECRET_BYTES, VERSION, KeyPair, decoded, encoded
-from stageline.pipeline.errors import ExitCode, StagelineError
+from stageline.pipeline.errors import StagelineError
 from stageline.workers.disk.atomic_file import create_file, make_folder
+
+from .locked_key import PREFIX as LOCKED
+from .locked_key import BadLockedKey, LockedKey
+from .passphrase import unlocked
+from .private_file import KeyUnusable, demand_folder, read_private
 
 OWN = "own"  # the name of the key that this user's processes are known by, unless told otherwise
 VARIABLE = "STAGELINE_KEY_FILE"
@@ -26,19 +30,6 @@ NAMES = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _PREFIX = f"{VERSION}-secret."
 _LONGEST = 4096  # bytes of a key file
 _MINE = 0o600
-
-
-class KeyUnusable(StagelineError):
-    """Error that a key file is missing, is no key file, or is open to others.
-
-    Mend: Run the command that the message ends with. If others could read the file, make a new key instead.
-
-    Example: the key file /home/anna/.config/stageline/keys/own.key has mode 0644, so others may read it; expected 0600.
-    Run: chmod 600 /home/anna/.config/stageline/keys/own.key
-    """
-
-    error_code = "SL604"
-    exit_code = ExitCode.REFUSED
 
 
 class KeyExists(StagelineError):
@@ -68,30 +59,52 @@ def key_path(name: str | None, environment: Mapping[str, str]) -> Path:
     return (Path(config) if config else Path.home() / ".config") / "stageline" / "keys" / f"{name}.key"
 
 
-def read_pair(path: Path) -> KeyPair:
-    """Return the pair in the key file at `path`. Raises `KeyUnusable`, which names the file and the way out."""
+def read_pair(path: Path, environment: Mapping[str, str] | None = None) -> KeyPair:
+    """Return the pair in the key file at `path`, which is opened with its passphrase if it is encrypted.
+
+    Args:
+        path: Path of the file.
+        environment: Variables, which may name a file with the passphrase; None: those of this process.
+
+    Raises:
+        KeyUnusable: It names the file and the way out.
+    """
+    found = stored_key(path)
+    if isinstance(found, KeyPair):
+        return found
+    return unlocked(found, shlex.quote(str(path)), os.environ if environment is None else environment)
+
+
+def stored_key(path: Path) -> KeyPair | LockedKey:
+    """Return what the key file at `path` has, without asking for a passphrase. Raises `KeyUnusable`."""
     shown = shlex.quote(str(path))
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe would keep it waiting
+        content = read_private(path, "key file", _LONGEST)
     except FileNotFoundError as error:
         raise KeyUnusable(f"there is no key file {shown}; `stageline keys new [NAME]` makes one") from error
-    except OSError as error:
-        raise KeyUnusable(f"the key file {shown} cannot be read: {error.strerror}") from error
-    try:
-        _demand_private(os.fstat(descriptor), shown)
-        _demand_folder(path)
-        secret = _secret_in(os.read(descriptor, _LONGEST))
-    finally:
-        os.close(descriptor)
+    lines = [line.strip() for line in content.decode("ascii", "replace").splitlines()]
+    words = [line for line in lines if line and not line.startswith("#")]
+    if len(words) == 1 and words[0].startswith(LOCKED):
+        try:
+            return LockedKey.parse(words[0])
+        except BadLockedKey as error:
+            raise KeyUnusable(f"the encrypted key file {shown} {error}. Copy it again, or make a new key") from error
+    secret = None
+    if len(words) == 1 and words[0].startswith(_PREFIX):
+        secret = decoded(words[0].removeprefix(_PREFIX), SECRET_BYTES)
     if secret is None:
         raise KeyUnusable(f"{shown} is no key file: expected one line that begins with {_PREFIX}, and comments with #")
     return KeyPair.of_secret(secret)
 
 
-def new_pair(path: Path) -> KeyPair:
+def new_pair(path: Path, passphrase: bytes | None = None) -> KeyPair:
     """Write a new pair to `path`, for this user alone, and return it.
 
     The folder of the file is made, for this user alone, if it is missing.
+
+    Args:
+        path: Path of the file.
+        passphrase: Encrypts the file; None: it is not encrypted.
 
     Raises:
         KeyExists: There is a file.
@@ -101,9 +114,12 @@ def new_pair(path: Path) -> KeyPair:
     if not path.parent.exists():
         make_folder(path.parent.parent)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-    _demand_folder(path)
+    demand_folder(path, "key file")
     pair = KeyPair.generate()
-    text = f"# Secret key of stageline. Its public key is {pair.public.text}\n{_PREFIX}{encoded(pair.secret)}\n"
+    kind, word = "Secret", f"{_PREFIX}{encoded(pair.secret)}"
+    if passphrase is not None:
+        kind, word = "Encrypted secret", LockedKey.lock(pair, passphrase).text
+    text = f"# {kind} key of stageline. Its public key is {pair.public.text}\n{word}\n"
     try:
         create_file(path, text.encode(), mode=_MINE)
     except FileExistsError as error:
@@ -112,40 +128,3 @@ def new_pair(path: Path) -> KeyPair:
             f"there is a key already in {shown}; give the new one another NAME, or move that file away"
         ) from error
     return pair
-
-
-def _demand_private(found: os.stat_result, shown: str) -> None:
-    """Raise `KeyUnusable` unless the open file is this user's, and no other user may read or write it."""
-    if not stat.S_ISREG(found.st_mode):
-        raise KeyUnusable(f"{shown} is no key file: it is not a regular file")
-    if found.st_uid not in (os.geteuid(), 0):
-        raise KeyUnusable(
-            f"the key file {shown} belongs to user {found.st_uid}, not to user {os.geteuid()}, who reads it. "
-            f"Run: sudo chown {os.geteuid()} {shown}"
-        )
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o077:
-        raise KeyUnusable(
-            f"the key file {shown} has mode {mode:04o}, so others may read it; expected 0600. Run: chmod 600 {shown}"
-        )
-
-
-def _demand_folder(path: Path) -> None:
-    """Raise `KeyUnusable` if others may replace files in the folder of `path`, wherever a link leads."""
-    folder = path.resolve().parent
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & 0o022 and not mode & stat.S_ISVTX:
-        shown = shlex.quote(str(folder))
-        raise KeyUnusable(
-            f"the folder {shown} of a key file has mode {mode:04o}, so others may replace the key. "
-            f"Run: chmod go-w {shown}"
-        )
-
-
-def _secret_in(content: bytes) -> bytes | None:
-    """Return the secret key in the content of a key file; None if there is none, or something else."""
-    lines = [line.strip() for line in content.decode("ascii", "replace").splitlines()]
-    keys = [line for line in lines if line and not line.startswith("#")]
-    if len(keys) != 1 or not keys[0].startswith(_PREFIX):
-        return None
-    return decoded(keys[0].removeprefix(_PREFIX), SECRET_BYTES)

@@ -11,7 +11,8 @@ from stageline.broker.keys.join_line import JoinLine, keyed, split_key
 from stageline.broker.keys.pairs import KeyPair, invitation_secret, operator_pair
 from stageline.pipeline.addresses import dialled
 
-from .key_file import VARIABLE, KeyExists, KeyUnusable, key_path, new_pair, read_pair
+from .key_file import VARIABLE, KeyExists, key_path, new_pair, read_pair
+from .private_file import KeyUnusable
 
 _WAY_OUT = (
     f"Set {VARIABLE} to the path of a key file, or of one that can be made, such as /var/lib/stageline/own.key, and "
@@ -35,7 +36,7 @@ def own_pair(environment: Mapping[str, str]) -> KeyPair:
         pass
     except OSError as error:
         raise KeyUnusable(f"the key file {path} cannot be made: {error.strerror}. {_WAY_OUT}") from error
-    return read_pair(path)
+    return read_pair(path, environment)
 
 
 def pair_towards(url: str, environment: Mapping[str, str]) -> KeyPair | None:
@@ -58,6 +59,19 @@ def own_broker(url: str, environment: Mapping[str, str]) -> tuple[str, KeyPair]:
     """
     own = own_pair(environment)
     return keyed(url, own.public), operator_pair(own)
+
+
+def own_address(url: str, environment: Mapping[str, str]) -> str:
+    """Return the keyed address of the broker with this user's key, as other machines dial it.
+
+    Args:
+        url: Address at which the broker listens, keyed or not; for all interfaces, the result has this machine's name.
+        environment: Variables, which may say where the key file is.
+
+    Raises:
+        KeyUnusable: The key cannot be made or read.
+    """
+    return keyed(dialled(split_key(url)[0], socket.gethostname()), own_pair(environment).public)
 
 
 def own_join_line(url: str, run: str, environment: Mapping[str, str], serial: int = 0) -> str:

@@ -20,6 +20,7 @@ from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child, Spawn
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.runs.folder import Facts
+from stageline.workers.runs.logs import unstamped
 
 EXIT_TIMEOUT = 2.5  # seconds for processes to exit by themselves, and again after SIGTERM, before SIGKILL
 
@@ -127,10 +128,10 @@ class Children:
         return self._start_worker(None if running and self.local.spares else index)
 
     def last_log_line(self, name: str) -> str:
-        """Return the last line that a process has logged, or where its log is if it has logged nothing."""
+        """Return the last line that a process has logged, without its time; where its log is if there is none."""
         log, start = self._logs[name]
         lines = Path(log.name).read_bytes()[start:].decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"nothing is in its log, {log.name}"
+        return unstamped(lines[-1]) if lines else f"nothing is in its log, {log.name}"
 
     def last_code_line(self, name: str) -> CodeLine | None:
         """Return the line at which a process crashed, called `os._exit`, or was last asked; None if it did not tell."""

@@ -22,6 +22,7 @@ from stageline.pipeline.process.child import Spawn
 from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.program import Timed
 from stageline.pipeline.schedule import Schedule
+from stageline.workers.control.questions import Questions
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.disk.owned_folder import demand_short_socket_paths
 from stageline.workers.extras.preflight.trial_result import (
@@ -160,7 +161,11 @@ def _resumed(plan: Plan, run: str, layouts: Sequence[StageLayout], tell: Callabl
 
 
 def run_launch(
-    launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
+    launch: Launch,
+    arguments: Sequence[str],
+    on_status: Callable[[Facts], None],
+    template: Template,
+    questions: Questions | None = None,
 ) -> LaunchResult:
     """Run the launch to its end.
 
@@ -169,9 +174,10 @@ def run_launch(
         arguments: Arguments that name the plan on the command lines of its processes.
         on_status: Called with every new status of the broker.
         template: Starts the processes.
+        questions: Questions of other threads to a broker in this process, of a run in one process.
     """
     started = monotonic()
-    outcome = _outcome(launch, arguments, on_status, template)
+    outcome = _outcome(launch, arguments, on_status, template, questions)
     if outcome.code:
         return LaunchResult(outcome.code, outcome.reason)
     result = keep_result(launch.plan, launch.folder, outcome.facts, monotonic() - started)
@@ -196,7 +202,11 @@ def keep_result(plan: Plan, folder: Path, facts: Facts, seconds: float) -> Resul
 
 
 def _outcome(
-    launch: Launch, arguments: Sequence[str], on_status: Callable[[Facts], None], template: Template
+    launch: Launch,
+    arguments: Sequence[str],
+    on_status: Callable[[Facts], None],
+    template: Template,
+    questions: Questions | None,
 ) -> LaunchOutcome:
     plan, arguments = launch.plan, [*arguments, *launch.decided]
     if plan.queues.in_one_process:
@@ -204,7 +214,7 @@ def _outcome(
         from stageline.workers.runtime.job import prepare
 
         with Signals(once=True) as signals, last_line.exit_is_failure():
-            return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0)
+            return run_memory(prepare(plan), launch.run, launch.folder, on_status, lambda: signals.count > 0, questions)
 
     def record(facts: Facts) -> None:
         template.warm()  # if it was killed, the next replacement does not wait for torch

@@ -13,6 +13,7 @@ from stageline.broker.coordinator.state import Life
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.retry import reason_of
+from stageline.workers.control.questions import Questions
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import result_of
@@ -23,7 +24,9 @@ log = structlog.get_logger()
 class BrokerHost:
     """Host of a coordinator, asked in every turn of the broker."""
 
-    def __init__(self, core: Coordinator, plan: Plan, folder: Path, orphaned: Event, signals: Signals) -> None:
+    def __init__(
+        self, core: Coordinator, plan: Plan, folder: Path, orphaned: Event, signals: Signals, questions: Questions
+    ) -> None:
         """Host `core`.
 
         Args:
@@ -32,12 +35,14 @@ class BrokerHost:
             folder: Folder of the run.
             orphaned: Set once the process that started this one is gone.
             signals: Counter of the process's signals.
+            questions: Questions of this process's other threads.
         """
         self._core = core
         self._plan = plan
         self._folder = folder
         self._orphaned = orphaned
         self._signals = signals
+        self._questions = questions
         self._started = self._observed = monotonic()
         self._over = core.run.outcome is not None
 
@@ -56,6 +61,7 @@ class BrokerHost:
         if monotonic() - self._observed >= EVERY:
             self._observed = monotonic()
             self._core.keep_observation(time())
+        self._questions.answer(self._core, time())
         return self._signals.count > 1 or self._orphaned.is_set()
 
     def _keep_result(self) -> None:

@@ -28,14 +28,17 @@ from stageline.broker.coordinator.revocation import shut_out
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
+from stageline.broker.keys.orders import KeyOrderFailed
+from stageline.broker.keys.parties import Parties, parties_of
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.transports.base import backend_of, open_server
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
-from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.pipeline.process.signals import Signals
 from stageline.pipeline.schedule import Schedule
+from stageline.workers.control.questions import Questions
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import record_end, write_owner
@@ -71,6 +74,8 @@ class BrokerOptions:
         resume: True to continue the run, however it was stopped.
         new: True if no broker has served the run before.
         length: Length of the run, if it is known already.
+        reread: Reads the plan again; None for a broker without a plan file of its own.
+        questions: Questions of this process's other threads.
     """
 
     url: str
@@ -79,6 +84,8 @@ class BrokerOptions:
     resume: bool = False
     new: bool = False
     length: RunLength | None = None
+    reread: Callable[[], Plan] | None = None
+    questions: Questions = field(default_factory=Questions)
 
 
 def run_broker(
@@ -123,13 +130,13 @@ def run_broker(
         run = run_of(store, terms.plan, place.run, key, new=place.new, resume=place.resume, alone=supervised)
         # Not before: another plan's broker must leave this run's alone.
         persist_json(folder / runs.PLAN, plan.as_mapping())
-        opened = entrance.open(store, run, supervised=supervised)
+        opened = entrance.open(store, run, supervised=supervised, parties=parties_of(plan))
         terms = replace(terms, earlier=earlier_run(plan, run), access=opened.access)
         core = Coordinator(terms, store, run, time())
-        wait.serve(core, gate := opened.gate(core))
+        wait.serve(core, gate := opened.gate(core, partial(_listed, place.reread, plan)))
         if not supervised:
             write_owner(folder, plan, "broker")
-        host = BrokerHost(core, plan, folder, orphaned, signals)
+        host = BrokerHost(core, plan, folder, orphaned, signals, place.questions)
         address = partial(runs.write_broker_url, folder, channel.endpoint, core.run.keys.of_control)
         keep_trying(address, folder / runs.BROKER)
         try:
@@ -146,6 +153,19 @@ def run_broker(
         finally:
             runs.remove_broker_url(folder)
     return _exit_code(run, core.run.outcome)
+
+
+def _listed(reread: Callable[[], Plan] | None, plan: Plan) -> Parties:
+    """Return the parties of a plan as its file has them now. Raises `KeyOrderFailed`."""
+    if reread is None:
+        raise KeyOrderFailed(
+            "this broker has no plan file to read again: `stageline broker` with a plan is one that has. Start the run "
+            "again with other parties"
+        )
+    try:
+        return parties_of(reread().with_stages(plan.model.stages or len(plan.workers)))
+    except PlanRefused as error:
+        raise KeyOrderFailed(str(error)) from error
 
 
 def serve_channel(
@@ -181,7 +201,8 @@ def serve_channel(
         found = gate.sort(received, channel.key_of, clock())
         channel.send(found.answers)
         note(found.events)
-        _turn(coordinator, channel, [*kept(), *found.passed], clock, answers)
+        refusals = _turn(coordinator, channel, [*kept(), *found.passed], clock, answers)
+        note(gate.told(refusals, channel.key_of, clock()))
         if found.readmit:
             sends = shut_out(coordinator.run, found.revoked.__contains__, clock())
             channel.send(coordinator.envelopes(sends, clock()))
@@ -203,9 +224,11 @@ def _turn(
     received: Sequence[Received],
     clock: Callable[[], float],
     answers: RateLimit,
-) -> None:
+) -> list[tuple[bytes, str]]:
+    """Have the coordinator decide on the messages of a turn; return the senders of those that do not count, and why."""
     sends: list[Envelope] = []
     strangers: dict[bytes, None] = {}  # in order
+    refusals: list[tuple[bytes, str]] = []
     for sender, frame in received:
         try:
             reception = coordinator.receive(sender, decode_to_broker(frame or b"", coordinator.is_proven), clock())
@@ -213,12 +236,15 @@ def _turn(
             strangers[sender] = None
         except BadMessage as error:  # its sender repeats what matters
             coordinator.run.events.count("damaged", f"dropped: {error}")
+            refusals.append((sender, str(error)))
         else:
             said = coordinator.envelopes(reception.outgoing, clock())
             if reception.trusted:
                 channel.trust(sender)
             if reception.trusted or answers.allows(clock(), sum(len(message) for _, message in said)):
                 sends += said
+            if reception.refusal:
+                refusals.append((sender, reception.refusal))
     sends += coordinator.envelopes([(sender, _UNREADABLE) for sender in list(strangers)[:UNREADABLE]], clock())
     sends += coordinator.envelopes(coordinator.tick(clock()), clock())
     channel.send(sends)
@@ -229,6 +255,7 @@ def _turn(
         log.info(line)
     events.infos.clear()
     events.warnings.clear()
+    return refusals + [(sender, "it sends what is no control message of this version") for sender in strangers]
 
 
 class _Departure:

@@ -1,12 +1,13 @@
 """Entrance to a broker: who may connect, what each may say, and what people are told about it.
 
 address beyond this machine         keys, a register in the broker's store, a gate, an audit log
+the same in a run with parties      their keys are admitted as the plan lists them, and no other gets a place
 the same with broker.insecure       everything that reaches the broker is let in, with a warning
 any other address                   likewise, without one
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,15 +24,17 @@ from stageline.broker.keys.access import Access
 from stageline.broker.keys.admission import NotReady, ServerKeys
 from stageline.broker.keys.join_line import split_key
 from stageline.broker.keys.pairs import KeyPair, PublicKey, invitation_secret, invite_pair, operator_pair
-from stageline.broker.keys.register import Invitation, KeyRecord, KeyRegister
+from stageline.broker.keys.parties import Parties
+from stageline.broker.keys.register import Invitation, KeyRecord, KeyRegister, Right
 from stageline.pipeline.addresses import masked, needs_keys
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import reason_of
-from stageline.workers.keys.keyring import own_join_line, own_pair
+from stageline.workers.keys.keyring import own_address, own_join_line, own_pair
 
 INVITED = 24 * 3600.0  # seconds for which the invitation is good that a broker makes at its start
 LOADING = 2.0  # seconds that a peer waits for the register; one that is told to dial again does so after 5 s
-LOG = "keys.log"
+LOG, FORMER_LOG = "keys.log", "keys.log.1"
+MOST_LOGGED = 8 * 2**20  # bytes of keys.log, after which it becomes the former one, in the place of an older one
 
 log = structlog.get_logger()
 
@@ -60,6 +63,10 @@ class Doorkeeper:
         if self.register is None:
             raise NotReady
         return self.register.admits(public)
+
+    def has_revoked(self, public: PublicKey) -> bool:
+        """Return True if the register has the key as one that was revoked."""
+        return self.register is not None and self.register.has_revoked(public)
 
     def begin(self, register: KeyRegister) -> None:
         """Admit by `register` from now on."""
@@ -108,13 +115,16 @@ class Entrance:
         """Keys of the broker's channel."""
         return None if self.own is None or self.door is None else ServerKeys(self.own, self.door)
 
-    def open(self, store: Store, run: str, *, supervised: bool) -> "OpenEntrance":
+    def open(self, store: Store, run: str, *, supervised: bool, parties: Parties = ()) -> "OpenEntrance":
         """Begin to let in who is in the register, and invite others for a day; if supervised, as long as the run.
+
+        In a run with parties these are let in, and none is invited to work.
 
         Args:
             store: Store of the run, which has the register.
             run: Id of the run.
             supervised: True if another process has started the broker, and starts it again.
+            parties: Parties of the plan.
         """
         if self.own is None or self.door is None:
             return OpenEntrance(Access(insecure=self.insecure), store, run)
@@ -122,8 +132,12 @@ class Entrance:
         register = KeyRegister(KeyRecord() if found is None else msgspec.convert(found, KeyRecord))
         own, serial = self.own, register.record.standing
         register.drop(lambda each: each.key != invitation_key(own, run, each.serial).text)  # of a former key
-        ends = None if supervised else time() + INVITED
-        register.invite(Invitation(invitation_key(own, run, serial).text, ends, serial=serial))
+        register.list_parties(parties, time())
+        if parties:
+            register.drop(lambda each: Right.WORK in each.rights)
+        else:
+            ends = None if supervised else time() + INVITED
+            register.invite(Invitation(invitation_key(own, run, serial).text, ends, serial=serial))
         store.put(KEYS, msgspec.to_builtins(register.record))
         self.door.begin(register)
         return OpenEntrance(Access(register, self.own.public.text), store, run, self.own)
@@ -145,19 +159,30 @@ class OpenEntrance:
     run: str
     own: KeyPair | None = None
 
-    def gate(self, core: Coordinator) -> Gatekeeper:
-        """Return the gate before the coordinator."""
+    def gate(self, core: Coordinator, listed: Callable[[], Parties] = tuple) -> Gatekeeper:
+        """Return the gate before the coordinator.
+
+        Args:
+            core: The coordinator.
+            listed: Reads the parties of the plan again. Raises `KeyOrderFailed`.
+        """
         register = self.access.register
         if self.own is None or register is None:
             return OpenGate()
         invited = partial(invitation_key, self.own, self.run)
         operator = operator_pair(self.own).public
-        return KeyGate(register, self.store, core.run.keys, operator, invited, core.run.events, self.access)
+        keys, events = core.run.keys, core.run.events
+        return KeyGate(register, self.store, keys, operator, invited, events, self.access, listed)
 
     def join_line(self, endpoint: str) -> str:
-        """Return the line with which other machines join the broker at `endpoint`; "" if they need none."""
+        """Return the line with which other machines join the broker at `endpoint`; "" if they need none.
+
+        In a run with parties it has no secret: it is the broker's address, with its key.
+        """
         if self.own is None or self.access.register is None:
             return ""
+        if self.access.register.record.parties:
+            return own_address(endpoint, os.environ)
         return own_join_line(split_key(endpoint)[0], self.run, os.environ, self.access.register.record.standing)
 
 
@@ -177,18 +202,24 @@ class KeyLog:
 
     def __init__(self, folder: Path) -> None:
         """Append to the log in the folder of a run, which this user alone may read."""
-        self._path = folder / LOG
+        self._path, self._former = folder / LOG, folder / FORMER_LOG
         self._told = False
 
     def note(self, events: Sequence[KeyEvent]) -> None:
         """Append lines, and log them for people. Says once if they cannot be written."""
         for event in events:
-            if event.what != "refused":
-                log.info(f"key {event.what}", key=event.key, name=event.name, host=event.host)
+            if event.what == "reloaded":
+                log.info(f"{event.detail} (here: the plan now, there: before)")
+            elif event.what != "refused":
+                whose = {"name": event.name, "host": event.host}
+                log.info(f"key {event.what}", key=event.key, **{what: text for what, text in whose.items() if text})
         try:
             if events:
                 with open(self._path, "ab", opener=partial(os.open, mode=0o600)) as file:
                     file.write(b"".join(_line(event) for event in events))
+                    is_full = file.tell() >= MOST_LOGGED
+                if is_full:
+                    self._path.replace(self._former)
         except OSError as error:
             if not self._told:
                 log.error("the log of keys is not written", reason=f"{self._path}: {reason_of(error)}")

@@ -26,6 +26,7 @@ from stageline.pipeline.features.ties import copies_in
 from stageline.pipeline.program import Program
 from stageline.workers.checkpoint.trained_weights import save_weights
 from stageline.workers.control.joining import Stopped
+from stageline.workers.control.questions import Questions
 from stageline.workers.control.session import Reporter
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
@@ -47,6 +48,7 @@ def run_memory(
     folder: Path,
     on_status: Callable[[Facts], None] = lambda facts: None,
     interrupted: Callable[[], bool] = lambda: False,
+    questions: Questions | None = None,
 ) -> LaunchOutcome:
     """Run `job` to the end, and save its weights. Returns the outcome; failures are in it, too.
 
@@ -56,12 +58,13 @@ def run_memory(
         folder: Folder for the run's files, made if absent.
         on_status: Called with the run's status about ten times a second.
         interrupted: Called as often; the run stops, with nothing saved, once it returns True.
+        questions: Questions of other threads, answered as often.
     """
     torch.set_num_threads(job.plan.workers[0].threads)
     folder.mkdir(parents=True, exist_ok=True)
     with (
         closing(SqliteStore(folder / runs.STORE)) as store,
-        _Local(job, run, folder, store) as local,
+        _Local(job, run, folder, store, questions or Questions()) as local,
     ):
         outcome = _run(local, on_status, interrupted)
         local.keep(outcome)
@@ -94,8 +97,9 @@ class _LocalWorker:
 class _Local(AbstractContextManager["_Local"]):
     """All workers of a job, and the coordinator that they report to."""
 
-    def __init__(self, job: Job, run: str, folder: Path, store: Store) -> None:
+    def __init__(self, job: Job, run: str, folder: Path, store: Store, questions: Questions) -> None:
         self._job = job
+        self._questions = questions
         self._folder = folder
         config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
@@ -125,6 +129,7 @@ class _Local(AbstractContextManager["_Local"]):
                     observed = monotonic() + EVERY
                     self._coordinator.keep_observation(time())
                 on_status(self.status())
+                self._questions.answer(self._coordinator, time())
                 if interrupted():
                     raise Stopped("interrupted, nothing saved", ExitCode.INTERRUPTED)
             return worker.finished
@@ -162,8 +167,9 @@ class _Local(AbstractContextManager["_Local"]):
 
     def _opened(self, index: int) -> _LocalWorker:
         sender, job = str(index).encode(), self._job
+        host, queues = socket.gethostname(), job.program.ends_of(index)
         hello = Hello(
-            CONTROL_VERSION, job.plan.digest(), f"worker-{index}", socket.gethostname(), os.getpid(), "memory://", index
+            CONTROL_VERSION, job.plan.digest(), f"worker-{index}", host, os.getpid(), "memory://", index, queues=queues
         )
         incarnation = next(
             answer.incarnation
@@ -182,6 +188,7 @@ class _Local(AbstractContextManager["_Local"]):
 
     def _report(self) -> None:
         for worker in self._workers:
+            worker.loop.count_queues()
             report = worker.reporter.report(monotonic())
             self._coordinator.handle(worker.sender, report, time())
             worker.reporter.confirmed(report.number)

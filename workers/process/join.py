@@ -23,7 +23,6 @@ import structlog
 
 from stageline.broker.coordinator.run import ScriptCode
 from stageline.broker.keys.pairs import KeyPair
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.pipeline.addresses import masked, transport_of
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.pipeline.model.consent import demand_consent
@@ -47,6 +46,10 @@ PAUSE = 0.2  # seconds until an address is tried again that cannot be used
 _WEIGHTS_HERE = (
     "the script's workers read their weights from files, each from its own: say where this machine has them, with "
     "--set model.weights=PATH, or STAGELINE_MODEL__WEIGHTS in the environment"
+)
+_PARTIES_HERE = (
+    "the script's run has parties, whose keys each machine takes from its own settings: give all keys of [parties], "
+    "with --set parties.NAME.key=k1.... and the like, or STAGELINE_PARTIES__NAME__KEY in the environment"
 )
 RUNS = "runs"  # where the files of runs go, unless --set or the environment tells
 
@@ -145,17 +148,21 @@ def is_insecure(sets: Sequence[str], environment: Mapping[str, str]) -> bool:
 def plan_here(settings: Mapping[str, object], broker: str, sets: Sequence[str], environment: Mapping[str, str]) -> Plan:
     """Return the plan in `settings` with this machine's addresses, folders and queue memory. Raises `PlanRefused`.
 
-    No other machine decides which files of weights are opened here: paths of weights come from `sets` or `environment`.
+    No other machine decides which files of weights are opened here, or which keys of parties are believed: paths of
+    weights, and parties, come from `sets` or `environment`.
     """
     url = broker.partition("#")[0] if transport_of(broker).is_shared else f"tcp://{address_towards(broker)}:0"
     own: dict[str, dict[str, object]] = {"run": {"dir": RUNS}, "queues": {"url": url}, "broker": {"url": broker}}
     given = list(leaves(settings))
     tables = nested((key, value) for key, value in given if not is_weights_path(dotted(key)))
+    theirs = tables.pop("parties", None)
     for table, keys in own.items():
         there = tables.get(table)
         tables[table] = {**(there if isinstance(there, Mapping) else {}), **keys}
     tables["queues"] = {key: value for key, value in tables["queues"].items() if key != "retain_bytes"}
     plan = from_mapping(tables, sets=sets, environment=environment)
+    if theirs and plan.parties is None:
+        raise PlanRefused([PlanError("parties", _PARTIES_HERE)])
     if any(is_weights_path(dotted(key)) for key, _ in given) and not plan.loads_weights:
         raise PlanRefused([PlanError("model.weights", _WEIGHTS_HERE)])
     return plan
@@ -187,7 +194,7 @@ def _ask(broker: str, pair: KeyPair | None, deadline: float, patience: float) ->
                     "script, or name another address after --join"
                 ) from error
         except KeyRefused as error:
-            if monotonic() > deadline or error.refusal is not KeyRefusal.NOT_ADMITTED:
+            if monotonic() > deadline or not error.refusal.may_pass:
                 raise
             awaited, pause = f"admission: {error}", REDIAL
         except BrokerUnreachable:

@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from stageline.broker.control.messages import Assigned
+from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.secrets import secrets_of
@@ -13,6 +14,7 @@ from stageline.broker.transports.base import backend_of
 from stageline.pipeline.addresses import EVERY_INTERFACE, dialled, host_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.program import Program
+from stageline.workers.control.party_trust import PartiesDiffer
 
 _ANY_PORT = 9  # where an address names none
 
@@ -24,6 +26,7 @@ def open_queues(
     folder: Path,
     waiting: Callable[[str], None],
     *,
+    pair: KeyPair | None,
     wakes_at_once: bool = False,
 ) -> WorkerQueues:
     """Return the queues of the worker that `assigned` names.
@@ -34,17 +37,22 @@ def open_queues(
         assigned: Names the worker and the run.
         folder: Folder for sockets.
         waiting: Called with the reason for which a `put` waits.
+        pair: Pair by which the broker knows this process; None for a broker that other machines do not reach.
         wakes_at_once: See `QueueOptions`.
 
     Raises:
+        PartiesDiffer: The run has parties, and the place has no secrets.
         BrokerError: The address is taken, or the server cannot be reached or is not fit.
     """
     url = plan.queues.url
+    if pair is not None and plan.parties is not None and not (assigned.keys.links and assigned.keys.salt):
+        raise PartiesDiffer(f"worker {assigned.index} has no secrets for its queues: use another broker")
     options = QueueOptions(
         ahead=sum(queue.window or 0 for queue in program.queues.values()),
         retain_bytes=plan.queues.retain_bytes,
         waiting=waiting,
         secrets=secrets_of(program.queues.values(), assigned),
+        is_padded=plan.queues.padding == "padme",
         wakes_at_once=wakes_at_once,
     )
     return backend_of(url).open_queues(

@@ -40,6 +40,7 @@ from stageline.workers.checkpoint.trained_weights import save_weights
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped
+from stageline.workers.control.peeking import Peeker, all_withheld_by, withheld_by
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import MetricsNotWritten
@@ -227,8 +228,18 @@ class Worker:
         files.give_back()
         self._stages = executor.stages
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
+        keyed = options.pair is not None
+        content = withheld_by(job.plan, keyed=keyed)
         control.start(
-            assigned, here, progress, steps=steps, wake=self._wake, where=lambda each: self._stages[each].where
+            assigned,
+            here,
+            progress,
+            steps=steps,
+            wake=self._wake,
+            where=lambda each: self._stages[each].where,
+            peek=Peeker(assigned.run, assigned.index, queues, content),
+            shows_code=not all_withheld_by(job.plan, keyed=keyed),
+            log_withheld=all_withheld_by(job.plan, keyed=False),  # as for texts of exceptions, which it may have
         )
         names = assigned.index, assigned.run, assigned.incarnation, assigned.step
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)
@@ -289,7 +300,7 @@ class Worker:
         """
         job, assigned = self._job, self._assigned
         try:
-            return open_queues(job.plan, job.program, assigned, folder, self._make_room)
+            return open_queues(job.plan, job.program, assigned, folder, self._make_room, pair=self._options.pair)
         except (BrokerError, OSError) as error:  # OSError: a name that cannot be resolved
             reason = f"its queues cannot be opened: {error}"
             later_free = isinstance(error, EndpointTaken) and assigned.step > 0

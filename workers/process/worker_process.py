@@ -34,6 +34,7 @@ from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.workers.checkpoint.hooks import LocalSnapshots
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import NotAdmitted, Stopped, WorkerIdentity
+from stageline.workers.control.party_trust import trust_of
 from stageline.workers.disk.memory import give_back_memory, keep_freed_memory
 from stageline.workers.disk.owned_folder import OwnedFolder
 from stageline.workers.runtime.job import Job, prepare
@@ -113,7 +114,8 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     length = {"length": job.length, "needs_length": job.length is None and not plan.scripted}
     why_not = partial(why_not_own, job.plan) if options.joined else (lambda run: None)
     identity = identity_of(job.plan, options.name, options.claim, why_not, spare=options.spare, **length)
-    control = ControlThread(options.broker, identity, options.pair, lifeline=lifeline)
+    trust = trust_of(job.plan, options.pair)
+    control = ControlThread(options.broker, identity, options.pair, trust=trust, lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
         if assigned.index >= count:

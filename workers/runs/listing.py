@@ -105,7 +105,7 @@ def _begin(run: RecordedRun) -> str:
     return "stageline train CONFIG" if run.owner is None else run.owner.begin
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Run in schema run-ls/1.
 
     Attributes:
@@ -131,6 +131,13 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     plan: str | None = None
     weights_sha256: str | None = None
     reason: str | None = None
+
+
+class RunList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Runs in a folder, in the order in which they were begun or resumed."""
+
+    folder: str
+    runs: list[RunRow]
 
 
 def run_rows(folder: Path) -> Iterator[RunRow]:
@@ -251,6 +258,6 @@ def _unplanned(run: RecordedRun, what: str) -> Facts:
             "checkpoint": None, "listening": False, "recollecting": False, "damaged": [], "restarts": 0,
             "recovering": [], "spares": [], "oddities": {}, "workers": [], "script": None, "keys": None,
         },
-        "why": {},
+        "why": {"slow": None},
     }  # fmt: skip
     return {"schema": f"{what}/1", "run": run.id, "phase": "", **nothing[what]}

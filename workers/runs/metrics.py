@@ -36,7 +36,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.retry import Note, Retry, persist, reason_of
 from stageline.workers.disk.atomic_file import draft_of, keep_trying, make_folder, publish, sync
 
-from .tensorboard import EventFile
+from .trackers import Sink
 
 METRICS, EVALUATIONS = "metrics.jsonl", "evaluations.jsonl"
 
@@ -62,10 +62,10 @@ class StepMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="step", tag_fie
     metrics: ClassVar[Mapping[str, Value]] = {}
     newest_round: ClassVar[int] = -1  # none
 
-    def add_to(self, file: EventFile) -> None:
-        """Hand the line to TensorBoard."""
+    def add_to(self, sink: Sink) -> None:
+        """Hand the line to another program."""
         norm = None if self.gradient_norm is UNSET else self.gradient_norm
-        file.add_step(self.step, self.loss, norm, self.learning_rates, self.time)
+        sink.add_step(self.step, self.loss, norm, self.learning_rates, self.time)
 
 
 class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluation", tag_field="kind"):
@@ -86,9 +86,9 @@ class EvaluationMetrics(msgspec.Struct, frozen=True, kw_only=True, tag="evaluati
         """Number of steps before the evaluation."""
         return self.step
 
-    def add_to(self, file: EventFile) -> None:
-        """Hand the line to TensorBoard."""
-        file.add_evaluation(self.step, self.values, self.time)
+    def add_to(self, sink: Sink) -> None:
+        """Hand the line to another program."""
+        sink.add_evaluation(self.step, self.values, self.time)
 
     @property
     def values(self) -> dict[str, float | None]:

@@ -31,8 +31,8 @@ from stageline.broker.control.store import MemoryStore, Store, StoredRun
 from stageline.broker.coordinator.records import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase, ScriptCode
 from stageline.broker.errors import BrokerError
-from stageline.broker.ledger.ledger import timed_actions
 from stageline.broker.ledger.recovery import EarlierRun
+from stageline.broker.ledger.times import timed_actions
 from stageline.broker.transports.base import backend_of
 from stageline.pipeline import retry
 from stageline.pipeline.addresses import masked, needs_keys

@@ -48,6 +48,10 @@ class EventFile(AbstractContextManager["EventFile"]):
 
     def __exit__(self, *_: object) -> None:
         """Close the file."""
+        self.end()
+
+    def end(self, *, failed: bool = False) -> None:
+        """Close the file; it does not say if the run has `failed`."""
         self._writer.close()
 
     def flush(self) -> None:

@@ -21,9 +21,9 @@ from stageline.pipeline.tree import Tree
 from .call_source import CallSource, Keep, LoopParts, SaveStages
 from .calls import Call, CallFeed, CallKind, CallRefused, Position, answers, decode_call, instructions_of
 from .executor import Executor
+from .idle import CallWait
 from .left_out import is_left_out
 from .orders import FixedSchedule
-from .progress import CallWait
 
 
 class CallSequence:
@@ -317,7 +317,7 @@ class QueuedCallSource(CallSource):
             return None
         instructions = sequence.begin(message)
         trains = sequence.open is not None and sequence.open.kind is CallKind.TRAIN
-        parts.progress.called_to(sequence.position.after(CallKind.TRAIN) if trains else None)
+        parts.progress.called_to(sequence.position.after(CallKind.TRAIN) if trains else None, parts.now())
         for batch in sequence.take_settled():
             for name in self._evaluation:
                 parts.outbound(name).empty(batch)
@@ -331,6 +331,7 @@ class LookingAhead:
         """Wrap `inbound`; `next_call` takes a call from the script's queue, if one is there."""
         self.queue = inbound.queue
         self.rewind = inbound.rewind
+        self.intake = inbound.intake
         self._inbound = inbound
         self._sequence = sequence
         self._next_call = next_call

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -104,6 +105,18 @@ class Sums:
     loss: float | None = None
     metrics: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
+    def add_loss(self, loss: float, rows: int) -> None:
+        """Add the mean loss of `rows` rows."""
+        self.loss = (self.loss or 0.0) + loss * rows
+
+    def add_metric(self, name: str, value: float, rows: int) -> None:
+        """Add the mean of a metric over `rows` rows."""
+        self.metrics[name] += value * rows
+
+    def add_rows(self, rows: int) -> None:
+        """Count rows whose loss and metrics are all added."""
+        self.rows += rows
+
 
 class Executor:
     """The stages of one worker with what they need besides messages."""
@@ -139,6 +152,8 @@ class Executor:
         self.gradient_norm: float | None = None  # likewise, if gradients are clipped
         self.rows = 0  # likewise
         self.learning_rates: tuple[float, ...] = ()  # likewise, of the last stage's groups
+        self.drawn = 0.0  # seconds of the present action in which the feed drew rows
+        self._asked: tuple[Instruction, Microbatch] | None = None  # to see if there are rows; the forward takes it
         self.sums = Sums()  # of what was evaluated so far
         self.gives_up = False  # the batch that is evaluated: its script has the result already
         self._ema = ema
@@ -184,6 +199,11 @@ class Executor:
         self.gives_up = settled
         self._ema, self._epoch = ema, epoch
 
+    def take_drawn(self) -> float:
+        """Return the seconds in which the feed drew rows since this was last called."""
+        drawn, self.drawn = self.drawn, 0.0
+        return drawn
+
     def told(self, step: int, value: float) -> None:
         """Note the value of the evaluation after `step` steps: schedulers that follow evaluations step by it."""
         self._value = step, value
@@ -216,7 +236,7 @@ class Executor:
                 share=given.share,
                 owned=bool(received),
             )
-            if torch.empty(0).device.type != "cpu":  # a third of the time of torch.get_default_device()
+            if torch._C._len_torch_function_stack():  # a default device other than the first is such a function
                 demand_default_device(f"stage {stage.index} in {instruction}, a layer's forward")
             if is_last:
                 self.losses.add(output, given.rows)
@@ -264,20 +284,26 @@ class Executor:
         first, last = stage.index == 0, stage.index == self.last
         if self.feed is None or not (first or last):
             return Microbatch(received[0], None, 0, 1.0)
-        supplied = self._supplied(self.feed, stage, instruction)
+        asked, self._asked = self._asked, None
+        supplied = asked[1] if asked and asked[0] is instruction else self._supplied(self.feed, stage, instruction)
         inputs = supplied.inputs if first else received[0]
         return Microbatch(inputs, supplied.targets if last else None, supplied.rows, supplied.share)
 
     def _supplied(self, feed: MicrobatchSource, stage: Stage, instruction: Instruction) -> Microbatch:
         stage.now_at(DATA)
         ask = feed.held_out_microbatch if instruction.evaluates else feed.microbatch
-        return ask(instruction.step, instruction.op.action.microbatch)
+        began = perf_counter()
+        given = ask(instruction.step, instruction.op.action.microbatch)
+        self.drawn += perf_counter() - began
+        return given
 
     def _is_empty(self, stage: Stage, instruction: Instruction) -> bool:
         """Return True if the feed gives the microbatch of a first stage's forward without rows."""
         if self.feed is None or (instruction.evaluates and self.gives_up):
             return False
-        return not self._supplied(self.feed, stage, instruction).rows
+        supplied = self._supplied(self.feed, stage, instruction)
+        self._asked = instruction, supplied
+        return not supplied.rows
 
     def _evaluate(self, stage: Stage, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         self.gives_up = self.gives_up or any(map(is_emptied, received))
@@ -292,16 +318,16 @@ class Executor:
 
     def _measure(self, stage: Stage, output: Tree, given: Microbatch) -> None:
         sums = self.sums
-        sums.loss = (sums.loss or 0.0) + stage.evaluate_loss(output, given.targets) * given.rows
+        sums.add_loss(stage.evaluate_loss(output, given.targets), given.rows)
         targets = map_tensors(lambda t: t.to(stage.device), given.targets)
         for name, metric in self.metrics.items():
             stage.now_at(f"the metric {name}")
             try:
-                sums.metrics[name] += metric_value(metric, output, targets) * given.rows
+                sums.add_metric(name, metric_value(metric, output, targets), given.rows)
             except Exception:
                 stage.now_at(stage.where, f"outputs {describe_values(output)} and targets {describe_values(targets)}")
                 raise
-        sums.rows += given.rows
+        sums.add_rows(given.rows)
 
 
 def _demand_sendable(instruction: Instruction, result: Tree) -> None:

@@ -1,6 +1,7 @@
 """The loop of one worker: a machine decides, an executor computes, queues carry, progress is left for the reports.
 
 poll():  Finish       the next call is asked for (`call_source.py`), or nothing yet: then this turn is over   -> machine
+         Closed       the run pauses before this training step: then this turn is over
          AwaitCredit  in a stage that runs forward only: the consumer is too far behind, then it is over      -> machine
          Take         the queue gives a message, or nothing yet: then it is over                              -> machine
          Compute      the executor computes, the queue gets the result; then it is over                       -> machine
@@ -16,8 +17,10 @@ from msgspec import UNSET
 from stageline.broker.codec.codecs import Codec
 from stageline.broker.codec.message import Message
 from stageline.broker.codec.tensors import coded
+from stageline.broker.control.pauses import Hold
 from stageline.broker.control.records import ScheduleOrder
-from stageline.broker.queues.base import Depth, Inbound, Outbound, Queues
+from stageline.broker.ledger.times import WaitCause
+from stageline.broker.queues.base import Inbound, Outbound, Queues
 from stageline.pipeline.program import Instruction, Program
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
@@ -26,8 +29,10 @@ from stageline.workers.runs.metrics import StepMetrics
 from .call_source import CallSource, Keep, LoopParts, Measured, SaveStages
 from .calls import Position, RunCalls
 from .executor import CarryOut, Executor
-from .machine import AwaitCredit, Command, Compute, Finish, Machine, Take
+from .idle import CallWait
+from .machine import AwaitCredit, Closed, Command, Compute, Finish, Machine, Take
 from .progress import Progress
+from .queue_counter import QueueCounter
 
 OnStep = Callable[[int, int, float | None], None]
 Put = Callable[[int, int, Tree], None]  # of a step and a microbatch, or whatever else the queue's messages are of
@@ -74,6 +79,7 @@ class WorkerLoop:
         measured: Measured | None = None,
         keep: Keep = lambda step: None,
         save: SaveStages = lambda folder, position: None,
+        drawn: Callable[[], float] = float,
     ) -> None:
         """Prepare the loop; `run` or `poll` starts it.
 
@@ -91,6 +97,7 @@ class WorkerLoop:
             measured: Takes the metrics of each training step and each evaluation, on the worker of the last stage.
             keep: Saves the state after so many steps: before a script sets other weights, and where a run ends.
             save: Carries out a script's call to save the worker's stages.
+            drawn: Returns the seconds in which rows were drawn since it was last called.
         """
         program = calls.program
         self.progress = progress or Progress.of(calls, worker, start=start, now=clock.time())
@@ -98,13 +105,15 @@ class WorkerLoop:
         self._attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
         self._measured = measured
-        self._machine = Machine(iter(()))
+        self._machine = Machine(iter(()), start)
         self._executor = executor
         self._carry_out = carry_out or executor.carry_out
+        self._drawn = drawn
         self._queues = queues
         self._now = clock.time
         self._inbound: Callable[[str], Inbound] = cache(lambda name: queues.inbound(program.queues[name]))
         self._outbound = OutboundQueues(queues, program, run=run, incarnation=incarnation)
+        self._counter = cache(lambda: QueueCounter(queues, program.ends_of(worker), worker))
         self._received: list[Tree] = []
         parts = LoopParts(
             worker=worker,
@@ -136,10 +145,14 @@ class WorkerLoop:
             if self._attention:
                 self._attention = False
                 between()
-            if self.progress.depths_wanted:
-                self.progress.counted(self._outbound.depths())
+            if self.progress.counts_wanted:
+                self.count_queues()
             self.poll(PATIENCE)
         self.progress.ended()
+
+    def count_queues(self) -> None:
+        """Count the queues of this worker for its next report."""
+        self.progress.counted(self._counter().count(self._now()))
 
     def attend(self) -> None:
         """Have `run` call `between` before its next turn. For any thread, and for signal handlers."""
@@ -148,6 +161,24 @@ class WorkerLoop:
     def begin_at(self, position: Position) -> None:
         """Continue from `position`, whose checkpoint has been restored."""
         self._calls.begin_at(position)
+
+    def hold(self, order: Hold) -> None:
+        """Begin no training step that `order` holds back, unless a newer order is known."""
+        held = self.progress.held
+        if held.is_new(order):
+            held.learn(order, self._hold_from(order.step))
+
+    def end_before(self, step: int) -> None:
+        """Begin the training steps before `step`, though a pause holds some of them back: there the run ends."""
+        if self._machine.held is not None and self._machine.held < step:
+            self._hold_from(step)
+
+    def _hold_from(self, step: int | None) -> int | None:
+        stood = type(self._machine.command) is Closed
+        first = self._machine.hold(step)
+        if stood and type(self._machine.command) is not Closed:
+            self.progress.called_to(None, self._now())
+        return first
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
         """Note the broker's orders; steps from `closed` on wait for another one."""
@@ -176,6 +207,8 @@ class WorkerLoop:
     def doing(self) -> str:
         """The present work of the loop, in words."""
         match self._machine.command:
+            case Closed(instruction):
+                return f"waits before step {instruction.step}: the run is paused"
             case AwaitCredit(queue, instruction):
                 return f"{instruction} waits for credit in {queue}"
             case Take(queue, instruction):
@@ -213,6 +246,8 @@ class WorkerLoop:
             if instructions is None:
                 return False
             command = self._machine.extend(instructions)
+        if type(command) is Closed:
+            return self._stand(command.instruction.step, timeout)
         if type(command) is AwaitCredit:
             command = self._await_credit(command, timeout)
             if type(command) is AwaitCredit:
@@ -229,6 +264,14 @@ class WorkerLoop:
             self._compute(command.instruction)
         return True
 
+    def _stand(self, step: int, timeout: float) -> bool:
+        """Serve the queues while the run pauses before `step`; return False, since nothing is computed."""
+        said = f"the end of a pause before step {step}: `stageline run resume`"
+        self.progress.waiting_for_call(CallWait(said, cause=WaitCause.PAUSED), self._now())
+        self.progress.held.stands()
+        self._queues.pump(timeout)
+        return False
+
     def _await_credit(self, wanted: AwaitCredit, timeout: float) -> Command:
         outbound, instruction = self._outbound.of(wanted.queue), wanted.instruction
         number = self.program.queues[wanted.queue].number(instruction.step, instruction.op.action.microbatch)
@@ -236,12 +279,16 @@ class WorkerLoop:
             self.progress.waiting(wanted)
             if not outbound.has_credit(number, timeout):
                 return wanted
+        if self.progress.lacking is wanted and not instruction.evaluates:  # now, or in a turn before this one
+            self.progress.passed(self._now())
         return self._machine.granted()
 
     def _compute(self, instruction: Instruction) -> None:
         self.progress.computing(instruction, self._now())
         result = self._carry_out(instruction, self._received)
         self._received.clear()
+        if (drawn := self._drawn()) and not instruction.evaluates:
+            self.progress.drew(drawn)
         self._outbound.put(instruction, result)
         if instruction.evaluates:
             self.progress.evaluated(self._now())
@@ -260,7 +307,9 @@ class WorkerLoop:
         self.progress.closed(stage, step, loss, norm)
         if last and self._measured is not None:
             self._measured(self._metrics(step))
+        self.progress.passed(self._now())
         self._on_step(stage, step, loss)
+        self.progress.saved(self._now())
         self._queues.pump(0)
 
     def _metrics(self, step: int) -> StepMetrics:
@@ -299,10 +348,6 @@ class OutboundQueues:
         self._run = run
         self._incarnation = incarnation
         self._putting: Callable[[str], Put] = cache(self._put_into)
-
-    def depths(self) -> dict[str, Depth]:
-        """Return the depth of each open queue, by name."""
-        return {name: outbound.depth() for name, outbound in self.opened.items()}
 
     def put(self, instruction: Instruction, result: Tree) -> None:
         """Put the result of `instruction` into the queues that take it."""

@@ -8,8 +8,9 @@
        |  arrived,  |   arrived,   |
        +-- another -+   the last   +-- computed: again from the top
 
-An instruction that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do. Nothing is left
-between two calls; the next one's instructions `extend` the program.
+An instruction that needs credit is preceded by `AwaitCredit`: granted, it goes on as the others do. One of a training
+step that is `held` back is preceded by `Closed` until that step may be begun. Nothing is left between two calls; the
+next one's instructions `extend` the program.
 
 The order of actions is the schedule's and nothing else's: neither time nor the order of arrival changes it.
 """
@@ -45,7 +46,13 @@ class Finish(msgspec.Struct, frozen=True):
     """The command to wait for the next call: the open one is over."""
 
 
-Command = AwaitCredit | Take | Compute | Finish
+class Closed(msgspec.Struct, frozen=True):
+    """The command to wait until the training step of `instruction` may be begun: the run pauses before it."""
+
+    instruction: Instruction
+
+
+Command = Closed | AwaitCredit | Take | Compute | Finish
 
 
 class OutOfPlace(Exception):
@@ -59,13 +66,27 @@ class Machine:
 
     Attributes:
         command: The present command.
+        begun: The first training step that is not begun.
+        held: The first training step that may not be begun; None if any may.
     """
 
-    def __init__(self, instructions: Iterator[Instruction]) -> None:
-        """Begin with the first of `instructions`."""
+    def __init__(self, instructions: Iterator[Instruction], begun: int = 0) -> None:
+        """Begin with the first of `instructions`, before which the steps below `begun` were begun."""
         self._instructions = instructions
+        self.begun = begun
+        self.held: int | None = None
         self._missing: list[Take] = []  # what the current instruction still waits for, the next one last
         self.command: Command = self._next()
+
+    def hold(self, step: int | None) -> int | None:
+        """Begin no training step from `step` on, or from the first one on that is not begun; None: any may be begun.
+
+        Returns the first step that is held back.
+        """
+        self.held = None if step is None else max(step, self.begun)
+        if type(self.command) is Closed:
+            self.command = self._entered(self.command.instruction)
+        return self.held
 
     def granted(self) -> Command:
         """Note that the consumer grants the message of the current instruction, and return the next command."""
@@ -115,8 +136,14 @@ class Machine:
 
     def _next(self) -> Command:
         instruction = next(self._instructions, None)
-        if instruction is None:
-            return Finish()
+        return Finish() if instruction is None else self._entered(instruction)
+
+    def _entered(self, instruction: Instruction) -> Command:
+        """Return the first command for `instruction`, which may be held back."""
+        if instruction.step >= self.begun and instruction.counted:
+            if self.held is not None and instruction.step >= self.held:
+                return Closed(instruction)
+            self.begun = instruction.step + 1
         if instruction.op.awaits:
             return AwaitCredit(instruction.op.awaits, instruction)
         return self._needed(instruction)

@@ -1,11 +1,13 @@
-"""Orders of the broker, in a run that chooses its schedule: the schedule of each step, as far as it is known.
+"""Orders of the broker: in a run that chooses its schedule, that of each step as far as it is known; and pauses.
 
 orders known   0: 1f1b (the plan's)    6: window 7,4,1
 closed         12                                        steps from there on are not begun: another order is to come
+held           9                                         steps from there on are not begun: the run pauses
 """
 
 from collections.abc import Iterable, Sequence
 
+from stageline.broker.control.pauses import NOT_HELD, HeldBack, Hold
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.errors import BrokerError
 from stageline.pipeline.program import Program, compile_program
@@ -25,6 +27,31 @@ class OrderMissing(BrokerError):
     """
 
     error_code = "SL319"
+
+
+class HeldSteps:
+    """The newest order of the broker about a pause that a worker knows.
+
+    Attributes:
+        known: What the reports say of it. Read by the thread that reports, so it is replaced at once.
+    """
+
+    def __init__(self) -> None:
+        """Begin without an order."""
+        self.known = NOT_HELD
+
+    def is_new(self, order: Hold) -> bool:
+        """Return True if `order` is newer than the known one."""
+        return order.number > self.known.number
+
+    def learn(self, order: Hold, step: int | None) -> None:
+        """Note a new order, by which the worker holds `step` back, and all that follow; None: nothing."""
+        self.known = HeldBack(order.number, step)
+
+    def stands(self) -> None:
+        """Note that the worker has done all before the step that it holds back."""
+        if not self.known.stands:
+            self.known = HeldBack(self.known.number, self.known.step, stands=True)
 
 
 class FixedSchedule:

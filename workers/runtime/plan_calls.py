@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stageline.broker.control.records import ScheduleOrder
+from stageline.broker.ledger.times import WaitCause
 from stageline.pipeline.evaluation import Criterion, Rounds, Standing
 from stageline.pipeline.program import Instruction, Per, Program
 from stageline.workers.runs.metrics import evaluation_line
 
 from .call_source import CallSource, LoopParts
 from .calls import Position
+from .idle import CallWait
 from .machine import OutOfPlace
 from .orders import LONGEST, FixedSchedule, OrderMissing
-from .progress import CallWait
 
 ENDLESS = 2**62  # steps: a script says when it is over
 NO_ROUNDS = Rounds()
@@ -143,14 +144,15 @@ class PlanCallSource(CallSource):
         parts, orders, step = self._parts, self._calls.orders, steps.start
         if not orders.is_open(step):
             now = parts.now()
-            parts.progress.waiting_for_call(CallWait(f"the broker to tell by which schedule step {step} goes"), now)
+            said = f"the broker to tell by which schedule step {step} goes"
+            parts.progress.waiting_for_call(CallWait(said, cause=WaitCause.SWITCHING), now)
             if now - parts.progress.since > LONGEST:
                 raise OrderMissing(
                     f"no schedule for step {step} from the broker within {LONGEST:g} s: run `stageline status`"
                 )
             parts.pump(timeout)
             return None
-        parts.progress.called_to(None)
+        parts.progress.called_to(None, parts.now())
         return orders.begin(step, self._calls.program).instructions(parts.worker, steps)
 
     def _evaluate(self, step: int, timeout: float) -> Iterator[Instruction]:
@@ -177,9 +179,8 @@ class PlanCallSource(CallSource):
             return None
         ends, value = verdict
         for name in self._told:
-            self._telling = CallWait(
-                f"room in {name} for the verdict on round {number}", name, number, f"verdict {number}"
-            )
+            said, called = f"room in {name} for the verdict on round {number}", f"verdict {number}"
+            self._telling = CallWait(said, name, number, called, cause=WaitCause.EVALUATION)
             parts.put_reply(name, number, ends if value is None else verdict)
         parts.progress.judged(number, parts.now())
         if ends:
@@ -192,7 +193,8 @@ class PlanCallSource(CallSource):
 
     def _take_verdict(self, number: int, timeout: float) -> Verdict | None:
         (name,) = self._verdicts
-        wait = CallWait(f"the verdict on round {number} of evaluation", name, number, f"verdict {number}")
+        said, called = f"the verdict on round {number} of evaluation", f"verdict {number}"
+        wait = CallWait(said, name, number, called, cause=WaitCause.EVALUATION)
         self._parts.progress.waiting_for_call(wait, self._parts.now())
         message = self._parts.inbound(name).take(timeout)
         if message is None:

@@ -2,9 +2,8 @@
 
     loop, snapshots, queues ──events──> Progress ──Doing, records──> Reporter (control thread) ──> broker
 
-The loop writes and the control thread reads, without a lock: a reader sees each value whole, though perhaps a moment
-old, and nothing here ever makes the loop wait. Fields are changed by methods of this class alone, but for the deques
-`steps`, `snapshots` and `digests`, from which the reporter takes what it sends.
+The loop writes and the control thread reads, without a lock: it sees each value whole, perhaps a moment old. Fields are
+changed by methods of this class alone, but for the deques from which the reporter takes what it sends.
 """
 
 from collections import defaultdict, deque
@@ -19,37 +18,18 @@ import msgspec
 
 from stageline.broker.control.messages import WAITS, StepDigest
 from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait, WorkerRecord
-from stageline.broker.ledger.ledger import packed_times
-from stageline.broker.queues.base import Depth, Trouble, WorkerQueues
+from stageline.broker.ledger.times import WaitCause
+from stageline.broker.queues.base import Trouble, WorkerQueues
 from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import Note, ResourceFault
 
 from .calls import Position, RunCalls
+from .idle import CallWait, Done, IdleTime, times_of
 from .machine import AwaitCredit, Take
-from .orders import FixedSchedule
+from .orders import FixedSchedule, HeldSteps
+from .queue_counter import QueueCounts
 
 HeldBytes = tuple[int, int, int | None]  # of a stage: lasting; of a microbatch in flight; more between its halves
-
-
-class Done(msgspec.Struct):
-    """An action of the step that is still open at its stage, with its start and end in seconds since the epoch."""
-
-    instruction: Instruction
-    start: float
-    end: float
-
-
-class CallWait(msgspec.Struct, frozen=True):
-    """A wait for a call that has not come, or for room to put a message (`lacks`).
-
-    `said` continues "waits for". Message `number` of `queue` brings the call `name`; `queue` is "" if the broker does.
-    """
-
-    said: str
-    queue: str = ""
-    number: int = 0
-    name: str = ""
-    lacks: Lack = Lack.MESSAGE
 
 
 class Doing(msgspec.Struct, frozen=True):
@@ -69,8 +49,8 @@ class Doing(msgspec.Struct, frozen=True):
 class Progress:
     """The progress of a process in the run. Times are in seconds since the epoch.
 
-    `busy` says for how many seconds it has computed in all, `open` the actions of each stage's open step. `depths` are
-    filled in by the loop when the reader wants them, since only the loop may look into its queues.
+    `busy` says for how many seconds it has computed in all, `open` the actions of each stage's open step. `counts` are
+    filled in by the loop when the reader wants them: only the loop may look into its queues.
     """
 
     since: float = field(default_factory=time)  # when the loop began what it does now
@@ -83,8 +63,8 @@ class Progress:
     open: defaultdict[int, list[Done]] = field(default_factory=lambda: defaultdict(list))
     steps: deque[StepRecord] = field(default_factory=deque)  # finished ones; taken away by the reader
     evaluations: list[EvaluationRecord] = field(default_factory=list)  # of all rounds, in order; on the last stage
-    depths: Mapping[str, Depth] = field(default_factory=dict)
-    depths_wanted: bool = False
+    counts: QueueCounts = field(default_factory=QueueCounts)
+    counts_wanted: bool = False
     lacking: Take | AwaitCredit | None = None  # what the loop waits for, if `waits`, or wants room for
     full: float | None = None  # since when it waits for room for what it has computed; None: it does not
     snapshots: deque[tuple[int, int]] = field(default_factory=deque)  # (stage, step) on disk, taken away by the reader
@@ -105,6 +85,8 @@ class Progress:
     program: Program | None = None  # what the loop runs
     forward_only: frozenset[int] = frozenset()  # stages of this worker that run no backwards
     orders: FixedSchedule = field(default_factory=FixedSchedule)
+    held: HeldSteps = field(default_factory=HeldSteps)
+    idle: IdleTime = field(default_factory=IdleTime)  # waits since the last action
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
     position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
@@ -128,9 +110,9 @@ class Progress:
             queues: Queues of the worker, for their digests and their trouble; None where they have neither.
             now: Seconds since the epoch; by default, the time of the system.
         """
-        program = calls.program
+        program, now = calls.program, time() if now is None else now
         return cls(
-            time() if now is None else now,
+            now,
             complete=start,
             last=program.last,
             finished=dict.fromkeys(program.schedule.placement[worker], start),
@@ -140,16 +122,32 @@ class Progress:
             program=program,
             forward_only=frozenset(s for s in program.schedule.placement[worker] if not program.schedule.trains(s)),
             orders=calls.orders,
+            idle=IdleTime(now),
             position_after=calls.position,
         )
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """Note that the loop starts on `instruction`."""
         self.instruction, self.waits, self.since = instruction, False, now
+        if not instruction.evaluates:
+            self.idle.ends(now)
 
     def waiting(self, lacking: Take | AwaitCredit) -> None:
         """Note that the loop needs a message for its next instruction, which may be here already, or credit."""
         self.instruction, self.lacking, self.waits = lacking.instruction, lacking, True
+        self.idle.lacks(lacking)
+
+    def passed(self, now: float) -> None:
+        """Note that the time up to `now` is over: a wait, if there was one, else work of the loop itself."""
+        self.idle.ends(now)
+
+    def drew(self, seconds: float) -> None:
+        """Note that the action which has been computed first waited so many seconds for rows of the data source."""
+        self.idle.note((WaitCause.DATA, None, self.since, self.since + seconds))
+
+    def saved(self, now: float) -> None:
+        """Note that what follows an update is over: the copy of a snapshot, and the wait for the one before it."""
+        self.idle.lap(now, WaitCause.DISK)
 
     def lacks_room(self, wanting: Take, now: float) -> None:
         """Note that the loop has computed message `wanting`, but there is no room to keep it: it cannot be put yet."""
@@ -161,6 +159,7 @@ class Progress:
         """Note that nothing is left to compute until `call` comes."""
         if self.call != call:
             self.since = now
+        self.idle.awaits(call.cause)
         self.call, self.waits, self.lacking = call, True, None
 
     def lacks_room_for(self, call: CallWait, now: float) -> None:
@@ -173,8 +172,10 @@ class Progress:
         """Note that the reply to the open call was put."""
         self.full = None
 
-    def called_to(self, after: Position | None) -> None:
+    def called_to(self, after: Position | None, now: float) -> None:
         """Note that a call has come. `after` is the position after it, if it trains."""
+        if self.call is not None:
+            self.idle.ends(now)
         self.call = None
         if after is not None:
             self.positions[after.step] = after
@@ -197,7 +198,10 @@ class Progress:
         end = now if self.full is None else self.full
         self.actions += 1
         self.busy += end - self.since
-        self.open[instruction.op.action.stage].append(Done(instruction, self.since, end))
+        waits = self.idle.taken(now)
+        if self.full is not None:
+            waits = (*waits, (WaitCause.ROOM, self.lacking, end, now))
+        self.open[instruction.op.action.stage].append(Done(instruction, self.since, end, waits))
         self.since, self.full = now, None
 
     def evaluated(self, now: float) -> None:
@@ -217,15 +221,14 @@ class Progress:
         """Note that `stage` has finished `step`."""
         mine = [d for d in self.open[stage] if d.instruction.step == step]
         self.open[stage] = [d for d in self.open[stage] if d.instruction.step != step]
-        times = packed_times((d.instruction.op.action, d.start, d.end) for d in mine)
-        self.steps.append(StepRecord(stage, step, times, loss, norm))
+        self.steps.append(StepRecord(stage, step, times_of(mine, self.program), loss, norm))
         self.finished[stage] = step + 1
         if stage == self.last:
             self.newest = step, loss
 
-    def counted(self, depths: Mapping[str, Depth]) -> None:
-        """Take the `depths` of the queues, which the reader wanted."""
-        self.depths, self.depths_wanted = depths, False
+    def counted(self, counts: QueueCounts) -> None:
+        """Take the counts of the queues, which the reader wanted."""
+        self.counts, self.counts_wanted = counts, False
 
     def ended(self) -> None:
         """Note that the program is over."""
@@ -317,10 +320,10 @@ class Progress:
         """The trouble that the queues have now."""
         return None if self.queues is None else self.queues.trouble
 
-    def take_depths(self) -> Mapping[str, Depth]:
-        """Return the depths of the queues when they were last counted, and have them counted again. For the reader."""
-        depths, self.depths_wanted = self.depths, True
-        return depths
+    def take_counts(self) -> QueueCounts:
+        """Return the newest counts of the queues, and have these counted again. For the reader."""
+        counts, self.counts_wanted = self.counts, True
+        return counts
 
     def activity(self) -> Doing:
         """Return the present work of the loop. For the reader."""
@@ -349,6 +352,7 @@ class Progress:
         self.actions += 1
         self.busy += (now if self.full is None else self.full) - self.since
         self.since, self.full = now, None
+        self.idle.lap(now, WaitCause.EVALUATION)
 
     def _of_losses(self, losses: Mapping[int, float | None]) -> list[StepRecord]:
         return [StepRecord(self.last, step, b"", loss) for step, loss in sorted(losses.items())]

@@ -200,6 +200,7 @@ def loop_of(
         measured=measured if place.has_last_stage else None,
         keep=keep,
         save=save,
+        drawn=place.executor.take_drawn,
     )
 
 

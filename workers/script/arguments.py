@@ -30,8 +30,8 @@ from stageline.pipeline.model.own_schedule import ScheduleFunction
 from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.pipeline.plan.difference import is_weights_path
 from stageline.pipeline.plan.errors import Wording, say, shown
-from stageline.pipeline.plan.keys.key_types import hint
 from stageline.pipeline.plan.keys.models import numbered
+from stageline.pipeline.plan.keys.names import hint
 from stageline.pipeline.stage.layers.loss import Autocast, Loss
 from stageline.pipeline.stage.stage_update import LrSchedulerFactory, OptimizerFactory
 

@@ -28,8 +28,8 @@ from stageline.pipeline.model.plan_stage import demand_matched, demand_recomputa
 from stageline.pipeline.model.segment import Segment, layouts_of
 from stageline.pipeline.model.side_effects import demand_replicable
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.plan.keys.key_types import hint
 from stageline.pipeline.plan.keys.models import SCRIPT_BATCHES
+from stageline.pipeline.plan.keys.names import hint
 from stageline.pipeline.plan.reader import from_mapping
 from stageline.pipeline.plan.refusals import refused_inline
 from stageline.pipeline.plan.tables import Key, nested

@@ -1,17 +1,20 @@
 """Callbacks of `Line.fit`, its options, and its result."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from stageline.pipeline.evaluation import Better, Criterion, Score
+from stageline.workers.runs.packages import imported
 from stageline.workers.runs.tensorboard import EventFile, writer_class
+from stageline.workers.runs.trackers import MlflowRun, Sink, TrackerFailed, WandbRun
 from stageline.workers.script.calls.calls import StepLoss
+from stageline.workers.script.calls.news import say
 
 from .arguments import LineOptions
 from .checks import short
@@ -41,6 +44,18 @@ class Fitted:
     best: Score | None = None
 
 
+class FittedLine(Protocol):
+    """Line that a fit trains."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the run; None inline."""
+
+    @property
+    def position(self) -> int:
+        """Number of training steps called so far."""
+
+
 class Callback:
     """Base class for objects that follow `Line.fit`: derive from it and override the methods needed.
 
@@ -53,6 +68,9 @@ class Callback:
 
         line.fit(loader, epochs=2, callbacks=[Print()])
     """
+
+    def on_begin(self, line: FittedLine) -> None:
+        """Handle the beginning of the fit, before its first step, at `line.position`; `line.folder` is the run's."""
 
     def on_step(self, step: int, loss: StepLoss) -> None:
         """Handle the loss of step `step`, counted from 0; the loss is known, reading it does not wait.
@@ -90,7 +108,61 @@ def named(callback: Callback, method: str, step: int | None = None) -> Iterator[
         raise
 
 
-class TensorBoard(Callback):
+class SinkCallback(Callback):
+    """Callback that hands losses, gradient norms and evaluations to a sink, which is opened with the first of them.
+
+    A tracker that cannot be opened ends the fit. One that fails later does not: this is told once, and nothing more is
+    handed to it.
+    """
+
+    def __init__(self) -> None:
+        """Start without a sink."""
+        self._line: FittedLine | None = None
+        self._sink: Sink | None = None
+        self._failed = False
+
+    def open_sink(self, folder: Path | None, step: int) -> Sink:
+        """Return the sink.
+
+        Args:
+            folder: Folder of the run; None without one.
+            step: Step that comes first.
+        """
+        raise NotImplementedError
+
+    def on_begin(self, line: FittedLine) -> None:
+        """Note the line, whose folder the sink may want."""
+        self._line = line
+
+    def on_step(self, step: int, loss: StepLoss) -> None:
+        """Hand over the loss and the gradient norm."""
+        self._hand(step, lambda sink: sink.add_step(step, loss.item(), loss.gradient_norm))
+
+    def on_evaluation(self, step: int, found: Mapping[str, float | None]) -> None:
+        """Hand over the evaluation, and all before it."""
+        self._hand(step, lambda sink: sink.add_evaluation(step, found))
+        self._hand(step, lambda sink: sink.flush())
+
+    def on_end(self, fitted: Fitted | None) -> None:
+        """Close the sink."""
+        if self._sink is not None:
+            self._hand(0, lambda sink: sink.end(failed=fitted is None))
+        self._sink, self._failed = None, False
+
+    def _hand(self, step: int, give: Callable[[Sink], None]) -> None:
+        """Give something to the sink, which is opened if need be, unless the tracker has failed before."""
+        if self._failed:
+            return
+        if self._sink is None:
+            self._sink = self.open_sink(None if self._line is None else self._line.folder, step)
+        try:
+            give(self._sink)
+        except TrackerFailed as error:
+            self._failed = True
+            say(f"warning: {error}; the fit goes on, and hands nothing more to it")
+
+
+class TensorBoard(SinkCallback):
     """Callback that writes losses, gradient norms and evaluations to TensorBoard event files in `folder`.
 
     On a resumed line, entries of an earlier process from the first step of this one on are replaced. Raises
@@ -102,30 +174,61 @@ class TensorBoard(Callback):
 
     def __init__(self, folder: str | Path) -> None:
         """Name the folder; raise `TensorBoardMissing` at once if the package is not installed."""
+        super().__init__()
         self._folder = Path(folder)
-        self._file: EventFile | None = None
         writer_class()  # it is missed at once
 
-    def on_step(self, step: int, loss: StepLoss) -> None:
-        """Write the loss and the gradient norm."""
-        self._opened(step).add_step(step, loss.item(), loss.gradient_norm)
+    def open_sink(self, folder: Path | None, step: int) -> Sink:
+        """Open an event file."""
+        return EventFile(self._folder, step)
 
-    def on_evaluation(self, step: int, found: Mapping[str, float | None]) -> None:
-        """Write the evaluation and flush the file."""
-        file = self._opened(step)
-        file.add_evaluation(step, found)
-        file.flush()
 
-    def on_end(self, fitted: Fitted | None) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.__exit__()
-            self._file = None
+class WandB(SinkCallback):
+    """Callback that hands losses, gradient norms, steps per second, evaluations and the plan to Weights & Biases.
 
-    def _opened(self, start: int) -> EventFile:
-        if self._file is None:
-            self._file = EventFile(self._folder, start)
-        return self._file
+    The run there has the id of the run of stageline, and is continued on a resumed line. The package's own settings say
+    where the data goes: with `WANDB_MODE=offline` in the environment, it stays on this machine. Raises
+    `ExporterMissing`.
+
+    Example:
+        line.fit(loader, epochs=2, callbacks=[WandB("digits")])
+    """
+
+    def __init__(self, project: str, **settings: object) -> None:
+        """Name the project.
+
+        Args:
+            project: Name of the project.
+            **settings: Further arguments of `wandb.init`, such as `tags` or `mode`.
+        """
+        super().__init__()
+        imported("wandb", "wandb", "WandB")  # it is missed at once
+        self._project, self._settings = project, settings
+
+    def open_sink(self, folder: Path | None, step: int) -> Sink:
+        """Begin the run, or continue it."""
+        return WandbRun(self._project, folder, goes_on=step > 0, **self._settings)
+
+
+class MLflow(SinkCallback):
+    """Callback that hands losses, gradient norms, steps per second, evaluations and the plan to MLflow.
+
+    The run there is found by the id of the run of stageline, and is continued on a resumed line. Raises
+    `ExporterMissing`.
+
+    Example:
+        line.fit(loader, epochs=2, callbacks=[MLflow("digits", uri="http://tracking:5000")])
+    """
+
+    def __init__(self, experiment: str, uri: str | None = None) -> None:
+        """Name the experiment, and where MLflow keeps runs; None for `MLFLOW_TRACKING_URI`."""
+        super().__init__()
+        imported("mlflow", "mlflow", "MLflow")  # it is missed at once
+        self._experiment, self._uri = experiment, uri
+
+    def open_sink(self, folder: Path | None, step: int) -> Sink:
+        """Begin the run, or continue it."""
+        return MlflowRun(self._experiment, folder, self._uri)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,7 @@ from stageline.workers.runs.metrics import (
 from stageline.workers.runtime.calls import UNDER_WAY
 from stageline.workers.script.calls.calls import StepLoss
 
-from .callbacks import Callback, FitOptions, Fitted, named
+from .callbacks import Callback, FitOptions, Fitted, FittedLine, named
 from .fit_batches import one_pass
 
 Found = Mapping[str, float | None]
@@ -145,16 +145,8 @@ class BestCheckpoint:
                 shutil.rmtree(other, ignore_errors=True)
 
 
-class Steps(Protocol):
+class Steps(FittedLine, Protocol):
     """Methods of a line that a fit calls."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder of the run."""
-
-    @property
-    def position(self) -> int:
-        """Number of training steps called so far."""
 
     def step(self, x: Tree, y: Tree) -> StepLoss:
         """Train on one batch."""
@@ -210,6 +202,9 @@ class Fit:
         """
         ended: Fitted | None = None
         try:
+            for callback in self._options.callbacks:
+                with named(callback, "on_begin"):
+                    callback.on_begin(self._line)
             self._note_best()
             self._show_evaluation()
             self._train()

@@ -126,6 +126,10 @@ class InlineRun:
         """Return the timetable of the plan: inline, all workers compute in turn."""
         return planned(self._program.schedule)
 
+    def panels(self) -> str:
+        """Return "": there is no broker, and there are no records."""
+        return ""
+
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return copies of the weights by name, on the CPU; with `ema`, their averages."""
         parts = (stage.state_dict(ema=ema) for executor in self._executors for stage in executor.stages.values())

@@ -22,7 +22,7 @@ from .arguments import LineCall, Model, given_as
 from .begin import ScriptRun, displayed
 from .callbacks import BetterName, Callback, FitOptions, Fitted, demand_fit
 from .calls.calls import Replies, StepLoss, UnansweredCalls, copied, only, total
-from .calls.page import Seen, Timetable, page
+from .calls.page import Panels, Seen, Timetable, page
 from .checks import TARGETS, batches_of, demand_batch, demand_rows, outside_fit
 from .first_batch import begin_line
 from .fit_batches import FitBatches, end_of, held_out_of, known_epoch, steps_from, steps_of_epoch
@@ -233,7 +233,7 @@ class Line(AbstractContextManager["Line"]):
         epoch = length("lr_every") if self._options.follows("epoch") else 0
         differs = self._run.of_fit(self._fits + 1)
         each = steps_from(batches, self.position, epochs, steps, self._options.accumulate, differs, targets)
-        measure = partial(self._evaluate, ema=self._keeps_averages, targets=targets)
+        measure = partial(self._evaluate, ema=self._options.ema_decay is not None, targets=targets)
         end = end_of(batches, epochs, steps, self._options.accumulate)
         self._seen.begin_fit(end, known_epoch(batches, self._options.accumulate), metric)
         with self._in_fit(epoch):
@@ -335,6 +335,10 @@ class Line(AbstractContextManager["Line"]):
         """
         return self._run.timetable()
 
+    def show(self) -> Panels:
+        """Return the page of `stageline report` about the run, for a notebook; inline, the view of the line itself."""
+        return Panels(self._run.panels() or self._repr_html_())
+
     def close(self) -> None:
         """End the run: carry out all steps and save the weights in its folder. Raises `RunFailed`."""
         if not self._closed:
@@ -373,12 +377,8 @@ class Line(AbstractContextManager["Line"]):
         if self._display is not None:
             self._display.close()
 
-    @property
-    def _keeps_averages(self) -> bool:
-        return self._options.ema_decay is not None
-
     def _demand_averages(self, *, ema: bool) -> None:
-        if ema and not self._keeps_averages:
+        if ema and self._options.ema_decay is None:
             raise ModelRefused("ema=True: this line keeps no averages of its weights. Make it with ema_decay = 0.999")
 
     def _submit(self, kind: CallKind, x: Tree, y: Tree, *, ema: bool = False) -> "Future[Replies]":

@@ -66,6 +66,10 @@ class WaitingRun:
         done.set_result({0: cast("Tree", self.weights()) if call.kind is CallKind.STATE else None})
         return done
 
+    def panels(self) -> str:
+        """Return "": there is no broker, and there are no records."""
+        return ""
+
     def weights(self, *, ema: bool = False) -> dict[str, Tensor]:
         """Return copies of the model's weights by name, on the CPU; their averages are equal before the first step."""
         self._demand_weights("state_dict")

@@ -8,6 +8,7 @@ A sealed queue takes nothing that is not sealed. What cannot be opened is damage
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from stageline.broker.codec.message import LIMITS, Frame, Header, Message, allocate, assemble, complete, read_header
@@ -213,15 +214,21 @@ class SealedForm(EntryForm):
         return f"{self._sealing.secret_at(step).context.life:x}"
 
 
-def form_of(run: str, queue: Queue, sealing_of: Callable[[Queue], Sealing] | None) -> EntryForm:
+def form_of(
+    run: str, queue: Queue, sealing_of: Callable[[Queue], Sealing] | None, *, is_padded: bool = False
+) -> EntryForm:
     """Return the form of a queue.
 
     Args:
         run: Id of the run.
         queue: Queue as the program has it.
         sealing_of: Returns how the ends of a queue seal; None if nothing is sealed.
+        is_padded: True to hide lengths of what is sealed.
     """
-    return PLAIN if sealing_of is None else SealedForm(run, queue, sealing_of(queue))
+    if sealing_of is None:
+        return PLAIN
+    sealing = sealing_of(queue)
+    return SealedForm(run, queue, replace(sealing, is_padded=True) if is_padded else sealing)
 
 
 def pour(data: Sequence[bytes], buffers: Sequence[memoryview]) -> None:

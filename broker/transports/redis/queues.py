@@ -17,8 +17,9 @@ from dataclasses import replace
 from time import monotonic
 
 from stageline.broker.codec.message import Message, fingerprint, read_header
+from stageline.broker.control.queue_counts import Depth, Intake
 from stageline.broker.errors import QueueClosed
-from stageline.broker.queues.base import Depth, Trouble
+from stageline.broker.queues.base import Trouble
 from stageline.broker.queues.delivery import Receiver, Sender
 from stageline.broker.queues.ends import Found, QueueEnds, QueueOptions, look_until
 from stageline.broker.queues.log import LockedLog, Log
@@ -244,7 +245,7 @@ class RedisQueues(QueueEnds):
         return RedisInbound(self, reader)
 
     def _form(self, queue: Queue) -> EntryForm:
-        return form_of(self.run, queue, self.options.secrets.sealing_of)
+        return form_of(self.run, queue, self.options.secrets.sealing_of, is_padded=self.options.is_padded)
 
 
 class RedisOutbound(LockedLog):
@@ -273,7 +274,7 @@ class RedisOutbound(LockedLog):
         return bool(self._queues.wait_for(lambda: number < self._writer.sender.limit or None, timeout))
 
     def depth(self) -> Depth:
-        """Return the queue's content for inspection."""
+        """Return the queue's content and positions for inspection."""
         with self._queues.lock:
             return self._writer.sender.depth(monotonic())
 
@@ -298,6 +299,11 @@ class RedisInbound:
         with self._queues.lock:
             self._reader.rewind(step)
             self._queues.kick()
+
+    def intake(self) -> Intake:
+        """Return the positions of this end for inspection."""
+        with self._queues.lock:
+            return self._reader.receiver.intake()
 
     def _look(self) -> Message | None:
         with self._queues.lock:

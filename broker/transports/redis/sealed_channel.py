@@ -54,8 +54,8 @@ class SealedClientChannel:
     @property
     def refusal(self) -> str:
         """The reason why there is no session, a `KeyRefusal`. The broker alone can say that the key is not admitted."""
-        if self._box.is_refused:
-            return KeyRefusal.NOT_ADMITTED
+        if self._box.refusal:
+            return self._box.refusal
         return KeyRefusal.NONE if self._box.is_open or self._attempts < UNCLEAR else self._channel.refusal
 
     def send(self, message: bytes) -> bool:
@@ -64,7 +64,7 @@ class SealedClientChannel:
         if self._box.is_open:
             self._ask()
             return self._channel.send(self._box.seal(message))
-        if self._box.is_refused or not self._ask():
+        if self._box.refusal or not self._ask():
             return False
         self._waiting.append(message)
         return True
@@ -92,7 +92,7 @@ class SealedClientChannel:
         """Close the connection; messages that wait for a session do so for half a second at most."""
         until = self._clock() + LINGER
         with suppress(AddressUnusable):
-            while self._waiting and not self._box.is_refused and self._clock() < until:
+            while self._waiting and not self._box.refusal and self._clock() < until:
                 self.receive(until - self._clock())
         self._channel.close()
 

@@ -132,6 +132,19 @@ class RedisStore:
         record = self._record(stage, slot, found) if found else None
         return record if record is not None and record.step == step else None
 
+    def records(self, wanted: Sequence[tuple[int, int]]) -> list[StepRecord]:
+        """Return the records of these stages and steps that are kept, in one round trip."""
+        if not wanted:
+            return []
+        slots = [self._slot(stage, step) for stage, step in wanted]
+        found = self._persist(lambda: self._link.ask(b"HMGET", self._step, *slots))
+        records = (
+            (step, self._record(stage, slot, sealed))
+            for (stage, step), slot, sealed in zip(wanted, slots, found, strict=True)
+            if sealed
+        )
+        return [record for step, record in records if record.step == step]
+
     def go_back(self, stages: Sequence[int], step: int) -> None:
         """Forget that these stages have finished `step` and later steps; losses stay."""
 

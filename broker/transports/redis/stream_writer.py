@@ -18,6 +18,7 @@ import structlog
 from redis.exceptions import ResponseError
 
 from stageline.broker.codec.message import Frame, Header
+from stageline.broker.control.queue_counts import ResendReason
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 
@@ -139,14 +140,14 @@ class StreamWriter:
         if lacks or self._is_former(self._header(newest)):
             self._has_hole = True
         elif self._newest + 1 < sent:
-            self._send_again(self._newest + 1)
+            self._send_again(self._newest + 1, ResendReason.FORGOTTEN)
         self._least, self._passed, self._trimmed = 0, -1, 0
 
-    def _send_again(self, number: int) -> None:
+    def _send_again(self, number: int, reason: ResendReason) -> None:
         """Send messages from `number` on again: the server does not have them any more."""
         self._announcer.repeat()
         before = self.sender.sent
-        self.sender.resend(number)
+        self.sender.resend(number, reason)
         self.forgotten += max(0, before - self.sender.sent)
 
     def _trim(self, floor: int) -> Exchange:
@@ -222,7 +223,7 @@ class StreamWriter:
 
     def _deleted(self, answers: list[Any]) -> None:
         self._announcer.check(answers)
-        self._send_again(self._announced.first)
+        self._send_again(self._announced.first, ResendReason.REFILLED)
         self._has_hole = self._exists = False
         self._was_deleted = True
         self._length, self._newest = 0, -1

@@ -85,6 +85,10 @@ class Succession:
         """Return True if the present judge admits the key. Safe to call from any thread."""
         return self._judge.admits(public)
 
+    def has_revoked(self, public: PublicKey) -> bool:
+        """Return True if the present judge knows the key as revoked. Safe to call from any thread."""
+        return self._judge.has_revoked(public)
+
     def renew(self, judge: Admission) -> None:
         """Admit by `judge` from now on."""
         self._judge = judge

@@ -5,6 +5,7 @@ libzmq 4.3.5 really does this, after CONNECTED:
 | at the broker's address | events | dials again |
 |---|---|---|
 | a broker that does not admit the key (ZAP's 400) | HANDSHAKE_FAILED_AUTH 400, DISCONNECTED | never |
+| a broker that has revoked the key (ZAP's 500) | HANDSHAKE_FAILED_AUTH 500, DISCONNECTED | never |
 | a broker with another key | HANDSHAKE_FAILED_NO_DETAIL, DISCONNECTED | every 20 ms |
 | a broker whose ZAP thread is dead, or says 300 | the same, 300: after `HANDSHAKE_IVL` | every 20 ms |
 | a proxy or a tunnel whose target is away | the same | every 20 ms |
@@ -46,6 +47,7 @@ _TCP = re.compile(r"tcp://\[?(.+?)\]?:(\d+)")
 _MECHANISM = b"CURVE".ljust(20, b"\0")
 _GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x00" + _MECHANISM + bytes(32)  # of ZMTP 3.0
 _HELLO_BYTES = 202
+_REVOKED = 500  # status of ZAP
 
 
 class ClientHandshakes:
@@ -107,7 +109,7 @@ class ClientHandshakes:
                 self._explained = self._new = True
                 self._unclear, self._patience, self._refusal = 0, UNCLEAR, KeyRefusal.NONE
             case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self._explain(KeyRefusal.NOT_ADMITTED)
+                self._explain(KeyRefusal.REVOKED if value == _REVOKED else KeyRefusal.NOT_ADMITTED)
             case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._explain(_refusal_in(value, self._curve))
             case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:

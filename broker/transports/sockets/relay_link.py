@@ -71,7 +71,7 @@ class RelayLink:
         self._name = name_digest(address.name)
         self._tasks: set[asyncio.Task[None]] = set()
         self._carrying: set[asyncio.Task[None]] = set()
-        self._doors: dict[PublicKey, tuple[sockets.socket, str]] = {}
+        self._doors: dict[tuple[PublicKey, bytes], tuple[sockets.socket, str]] = {}
         self._absent_since: float | None = monotonic()
         self._trouble = ""
         self._loop = asyncio.new_event_loop()
@@ -104,14 +104,18 @@ class RelayLink:
         self._start(self._listen(port, number, first))
         return first
 
-    def dial(self, target: PublicKey) -> str:
-        """Return an address of this machine that leads to the process with the key `target`."""
-        if target not in self._doors:
+    def dial(self, target: PublicKey, name: str | None = None) -> str:
+        """Return an address of this machine that leads to the process with the key `target`.
+
+        Its `name` tells it from others of that key; None: it has that of this process.
+        """
+        there = target, self._name if name is None else name_digest(name)
+        if there not in self._doors:
             door = sockets.create_server((_LOOPBACK, 0))
             door.setblocking(False)
-            self._doors[target] = door, f"tcp://{_LOOPBACK}:{door.getsockname()[1]}"
-            self._start(self._accept(door, target))
-        return self._doors[target][1]
+            self._doors[there] = door, f"tcp://{_LOOPBACK}:{door.getsockname()[1]}"
+            self._start(self._accept(door, *there))
+        return self._doors[there][1]
 
     def close(self) -> None:
         """End all connections, after a second at most for what is on its way out. Close the sockets before."""
@@ -187,16 +191,16 @@ class RelayLink:
                 await self._loop.sock_connect(own, (_LOOPBACK, port))
                 await splice(own, relay)
 
-    async def _accept(self, door: sockets.socket, target: PublicKey) -> None:
+    async def _accept(self, door: sockets.socket, target: PublicKey, name: bytes) -> None:
         while True:
             try:
                 own, _ = await self._loop.sock_accept(door)
             except OSError:  # no descriptor is left, or the peer has gone
                 await asyncio.sleep(RETRY)
                 continue
-            self._track(self._carry(own, target), self._carrying)
+            self._track(self._carry(own, target, name), self._carrying)
 
-    async def _carry(self, own: sockets.socket, target: PublicKey) -> None:
+    async def _carry(self, own: sockets.socket, target: PublicKey, name: bytes) -> None:
         """Connect a socket of this process with the peer, for which it waits as long as its owner does."""
         with own:
             tune(own)
@@ -204,7 +208,7 @@ class RelayLink:
             while monotonic() < until and not _is_over(own):
                 try:
                     with await self._connected() as relay:
-                        session = await self._asked(relay, RelayRequest(Wish.DIAL, target.raw, self._name))
+                        session = await self._asked(relay, RelayRequest(Wish.DIAL, target.raw, name))
                         code = await self._told(relay, session)
                         if code is NoteCode.READY:
                             self._trouble = ""

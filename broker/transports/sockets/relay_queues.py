@@ -1,5 +1,7 @@
 """Queues of one worker through a relay: those of ZeroMQ, whose sockets listen and dial at this machine."""
 
+from dataclasses import replace
+
 from stageline.broker.errors import AddressUnusable
 from stageline.broker.keys.join_line import keyed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
@@ -35,8 +37,8 @@ class RelayQueues(ZeroMQQueues):
                 "broker.url be the relay, too, and leave broker.insecure out"
             )
         super().__init__(run, incarnation, LOCAL, options)
-        self._address = address
-        self._link = RelayLink(address, keys.pair)
+        self._address = replace(address, name=keys.name or address.name)
+        self._link = RelayLink(self._address, keys.pair)
         self.endpoint = self._listen(keys.pair)
 
     @property
@@ -61,4 +63,4 @@ class RelayQueues(ZeroMQQueues):
 
     def _way_to(self, address: str, server: PublicKey | None) -> str:
         assert server is not None  # noqa: S101 - there are keys
-        return self._link.dial(server)
+        return self._link.dial(server, RelayAddress.parse(address).name)

@@ -1,7 +1,7 @@
 """Answers to ZeroMQ, which asks at each handshake if a key may connect (ZAP, https://rfc.zeromq.org/spec/27/).
 
     peer ──handshake──> ZeroMQ's I/O thread ──inproc://zeromq.zap.01──> thread "zap" ──> Admission.admits
-                                             <── 200 and User-Id, 400, or 300: not ready
+                                             <── 200 and User-Id, 400, 500: revoked, or 300: not ready
 
 A context has one such thread. If it dies, each later handshake fails: its socket is closed with it, and sockets that
 enforce a domain refuse every peer then (libzmq 4.3.5). Without an answer a connection ends after `zmq.HANDSHAKE_IVL`.
@@ -20,7 +20,8 @@ from stageline.broker.keys.pairs import PUBLIC_BYTES, PublicKey
 DOMAIN = b"stageline"
 
 _ADDRESS = "inproc://zeromq.zap.01"
-_ADMITTED, _LATER, _REFUSED = b"200", b"300", b"400"  # after 300 a client dials again by itself, after 400 it does not
+_ADMITTED, _LATER = b"200", b"300"  # after 300 a client dials again by itself
+_REFUSED, _REVOKED = b"400", b"500"  # after these it does not
 
 log = structlog.get_logger()
 
@@ -53,6 +54,8 @@ def _answer(request: Sequence[bytes], admission: Admission) -> Sequence[bytes]:
         try:
             if admission.admits(public):
                 status, user = _ADMITTED, public.text.encode()
+            elif admission.has_revoked(public):
+                status = _REVOKED
         except NotReady:
             status = _LATER
         except Exception:  # of an admission that reads what the broker keeps

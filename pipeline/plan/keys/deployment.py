@@ -29,6 +29,7 @@ from .stages import MOST_STAGES
 
 BadMicrobatch = Literal["halt", "skip"]
 Recorded = Literal["none", "bad", "all"]
+Padding = Literal["none", "padme"]
 
 _MOST_THREADS = 1024  # a typing error shall not make a billion
 
@@ -52,6 +53,13 @@ class QueuesPlan(Section):
         "rounded to bfloat16, or as int8 with a scale for each row; for all queues, or by direction and queue. It is "
         "part of the result. Default: lossless.",
         examples=["bf16", {"forward": "int8", "backward": "bf16", "forward-2": "lossless"}],
+    )
+
+    padding: Annotated[Padding, one_of(get_args(Padding))] = Field(
+        default="none",
+        description="Whether sealed messages at a Redis server are made longer, by 12 % at most, so that their lengths "
+        "tell less.",
+        examples=["padme"],
     )
 
     def codec_of(self, direction: str, stage: int | None) -> CodecName:

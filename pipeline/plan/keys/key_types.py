@@ -3,7 +3,6 @@
 batch_size: Annotated[int, whole(1)]     64 -> 64     "many" -> "expected a whole number of at least 1, got text"
 """
 
-import difflib
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +28,8 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from stageline.pipeline import addresses
 
+from .names import name_of, nearest
+
 T = TypeVar("T")
 _LARGEST = 2**63 - 1  # TOML's integers have 64 bits
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -38,16 +39,6 @@ _CODED_QUEUE = re.compile(r"(forward|backward)(-(0|[1-9][0-9]*))?")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?) ?([A-Za-z]+(?:/s)?)")
 _REFERENCE = r".+\.py:\w+|\w+(\.\w+)+|script:\w+"
 STYLES = ("colwise", "rowwise")  # how the weights of a layer are split over the processes of a group
-_TYPES: tuple[tuple[type, str], ...] = (
-    (type(None), "None"),
-    (bool, "true or false"),  # before int: Python's bool is one
-    (int, "a whole number"),
-    (float, "a number"),
-    (str, "text"),
-    (Mapping, "a table"),
-    (list, "a list"),
-    (tuple, "a list"),
-)
 _UNFIT = PydanticCustomError("unfit", "adds nothing to what is expected")
 
 
@@ -98,23 +89,6 @@ class _NotNull:
 
 
 Unset = Annotated[T | None, _NotNull()]  # None if the plan leaves the key out
-
-
-def nearest(name: str, names: Collection[str]) -> str:
-    """Return a question that names the one of `names` that was probably meant by `name`; "" if none is near."""
-    near = difflib.get_close_matches(name, names, 1)
-    return f'did you mean "{near[0]}"?' if near else ""
-
-
-def hint(name: str, names: Collection[str]) -> str:
-    """Return `nearest` in parentheses after a blank, to go on with a sentence about `name`; "" if none is near."""
-    near = nearest(name, names)
-    return f" ({near})" if near else ""
-
-
-def name_of(value: object) -> str:
-    """Return the type of `value` in the terms of a plan file."""
-    return next((name for kind, name in _TYPES if isinstance(value, kind)), f"an object of type {type(value).__name__}")
 
 
 def whole(least: int, most: int = _LARGEST) -> Accepts:
@@ -293,6 +267,13 @@ Reference = Annotated[
     ),
 ]
 Device = Annotated[str, _matching(r"[a-z]+(:\d+)?", 'a device such as "cpu" or "cuda:0"')]
+PublicKeyText = Annotated[
+    str,
+    _matching(
+        r"k1\.[A-Za-z0-9_-]{43}",
+        "a public key, k1. and 43 characters, such as `stageline keys show` prints",
+    ),
+]
 Folder = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("a folder")]
 WeightsPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts("the path of a file or folder of weights")]
 ListPath = Annotated[Path, PlainSerializer(Path.as_posix), Accepts('the path of a CSV file, such as "schedule.csv"')]

@@ -18,6 +18,7 @@ from stageline.pipeline.schedule.replicas import Replicas, Shares
 
 from .deployment import BrokerPlan, QueuesPlan, RecoveryPlan, WorkerPlan
 from .key_types import Accepts, Recomputed, Reference, Section, Unset
+from .parties import PartyPlan
 from .stages import MemoryPlan, SchedulePlan, StagePlan, TapsPlan
 from .training import DataPlan, EvaluationPlan, LrSchedulerPlan, ModelPlan, OptimizerPlan, RunPlan
 
@@ -36,8 +37,13 @@ def _in_order(workers: object) -> object:
 
 
 _Number = Annotated[str, Field(pattern="^(0|[1-9][0-9]*)$")]
+_PartyName = Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,31}$")]
 _Stages = Annotated[
     dict[str, StagePlan], BeforeValidator(lambda tables: tables, json_schema_input_type=dict[_Number, StagePlan])
+]
+
+_Parties = Annotated[
+    dict[str, PartyPlan], BeforeValidator(lambda tables: tables, json_schema_input_type=dict[_PartyName, PartyPlan])
 ]
 
 _Memory = Annotated[  # `memory = "2GiB"` is read as its limit
@@ -68,6 +74,10 @@ class PlanTables(Section):
     queues: QueuesPlan = Field(default_factory=QueuesPlan)
     recovery: RecoveryPlan = Field(default_factory=RecoveryPlan)
     broker: BrokerPlan = Field(default_factory=BrokerPlan)
+    parties: Unset[_Parties] = Field(
+        default=None,
+        description="Owners of machines by name, as in [parties.hospital]: their keys, and whose each worker is.",
+    )
     workers: Annotated[
         tuple[WorkerPlan, ...], BeforeValidator(_in_order, json_schema_input_type=dict[_Number, WorkerPlan])
     ] = Field(default_factory=tuple, description="Which worker owns which stages. Default: one for each stage.")

@@ -39,7 +39,8 @@ def scalar_loss(function: Loss, output: Tree, target: Tree) -> torch.Tensor:
     """
     loss = function(output, target)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        return loss.reshape(())  # `loss.backward()` takes one number of any shape, too
+        # `loss.backward()` takes one number of any shape, too. A reshape adds a node to the graph: only where needed.
+        return loss.reshape(()) if loss.dim() else loss
     raise LossNotScalar(
         f"the loss must be one number (a 0-dimensional tensor, the mean over rows); "
         f"it returned {describe(loss)}. "
@@ -76,15 +77,18 @@ def demand_own(loss: torch.Tensor, ends: Iterable[Node | None], own: Collection[
 
 def _leaves_of(loss: torch.Tensor, ends: Iterable[Node | None]) -> Iterator[torch.Tensor]:
     """Yield the tensors that accumulate a gradient of `loss` otherwise than through the nodes `ends`."""
+    if loss.is_leaf:
+        yield loss
     seen, ahead = {*ends}, [loss.grad_fn]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name() == "torch::autograd::AccumulateGrad":
+        if before := node.next_functions:
+            ahead += [each for each, _ in before]
+        elif node.name() == "torch::autograd::AccumulateGrad":
             yield node.variable  # type: ignore[attr-defined]
-        ahead += [below for below, _ in node.next_functions]
 
 
 def demand_gradient(loss: torch.Tensor) -> None:

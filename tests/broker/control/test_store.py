@@ -54,6 +54,13 @@ def test_what_was_kept_is_loaded(store: Store):
     assert store.record(0, 1) == record(0, 1)
 
 
+def test_the_records_of_many_steps_are_read_at_once_as_far_as_they_are_kept(store: Store):
+    store.append([record(stage, step) for stage in (0, 1) for step in range(12)], {})
+    wanted = [(stage, step) for step in (0, 5, 11, 30) for stage in (0, 1)]
+    assert store.records(wanted) == [record(0, 5), record(1, 5), record(0, 11), record(1, 11)]
+    assert store.records([]) == []
+
+
 def test_a_fact_takes_the_place_of_the_one_before(store: Store):
     store.put("run", {"id": "a"})
     store.put("run", {"id": "b"})

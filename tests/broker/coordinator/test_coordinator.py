@@ -35,6 +35,7 @@ def talk() -> Conversation:
 
 def test_a_report_is_confirmed_once_it_is_stored(talk: Conversation):
     assert talk.send(b"a", report(0, steps=steps(0, 0, 1), number=5)) == [(b"a", Confirmed(5))]
+    assert talk.send(b"a", report(0, number=6, timed=True)) == [(b"a", Confirmed(6, talk.now))]
     assert talk.store.record(0, 1) == steps(0, 1)[0]
 
 

@@ -1,7 +1,9 @@
 """The gate lets each key say what it may, answers enrolments and orders itself, and answers only what is kept."""
 
+from collections.abc import Callable
 from typing import get_args
 
+import msgspec
 import pytest
 
 from stageline.broker.control.channel import Received
@@ -17,7 +19,9 @@ from stageline.broker.control.messages import (
     StopRun,
     ToBroker,
 )
-from stageline.broker.control.protocol import RunKeys, decode_from_broker, encode
+from stageline.broker.control.pauses import PauseRun
+from stageline.broker.control.protocol import RunKeys, decode_from_broker, decode_to_broker, encode, sealed
+from stageline.broker.control.records import WorkerRecord
 from stageline.broker.control.store import Fact, MemoryStore, StoreUnusable
 from stageline.broker.coordinator import gate
 from stageline.broker.coordinator.gate import ANSWERED, KEYS, KeyGate, OpenGate, Sorted
@@ -26,6 +30,7 @@ from stageline.broker.coordinator.state import EventLog
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
 from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import KeyPair, PublicKey, invite_pair
+from stageline.broker.keys.parties import Parties, Party
 from stageline.broker.keys.register import Invitation, KeyRegister, Right
 
 RUN = RunKeys("run-1", b"k" * 32)
@@ -93,7 +98,8 @@ def test_a_key_that_may_work_says_what_workers_say_and_no_more(entrance: Gateway
         Ask("status"),
     ):
         assert len(entrance.says(WORKER, message).passed) == 1
-    for message, right in ((Ask("why"), "look"), (StopRun("enough"), "stop"), (Ask("queues"), "inspect")):
+    inspects = [(Ask(what), "inspect") for what in ("queues", "queue", "peek", "export")]
+    for message, right in ((Ask("why"), "look"), (StopRun("enough"), "stop"), *inspects):
         said = entrance.refusal(WORKER, message)
         assert f"no right to {right}" in said
         assert WORKER.text[:11] in said
@@ -114,6 +120,43 @@ def test_a_right_that_is_given_lets_the_message_pass(entrance: Gateway) -> None:
     assert "no right to work" in entrance.refusal(WORKER, HELLO)
 
 
+def test_a_request_to_stop_by_its_right_is_sealed_for_the_coordinator_and_logged_with_its_key(
+    entrance: Gateway,
+) -> None:
+    """The right to stop was of no use: the coordinator demands the run's secret, which stays on its machine."""
+    entrance.register.admit(WORKER, NOW, name="lab", rights=(Right.STOP,))
+    serials = []
+    for _ in range(2):
+        found = entrance.says(WORKER, StopRun("enough", at_step_end=True))
+        ((_, frame),) = found.passed
+        message, seal = decode_to_broker(frame or b"")
+        assert message == StopRun("enough (lab)", at_step_end=True)
+        assert seal.is_of(RUN.of_control)
+        serials.append(seal.serial)
+    assert serials[0] < serials[1]
+    assert [(each.what, each.key, each.detail) for each in entrance.says(OPERATOR, StopRun("enough")).events] == [
+        ("stopped", OPERATOR.text, "enough")
+    ]
+    ((_, over),) = entrance.says(WORKER, StopRun("over", over=True)).passed  # its supervisor alone dismisses a broker
+    assert not decode_to_broker(over or b"")[1].is_of(RUN.of_control)
+    waiting = entrance.gate.passed([(b"0", encode(StopRun("enough"), b"", 1))], lambda sender: WORKER.text)
+    assert decode_to_broker(waiting[0][1] or b"")[1].is_of(RUN.of_control)
+
+
+def test_a_pause_needs_the_right_to_stop_and_is_sealed_in_the_name_of_its_key(entrance: Gateway) -> None:
+    entrance.admit(WORKER)
+    assert "no right to stop" in entrance.refusal(WORKER, PauseRun("root@desk"))
+    entrance.register.admit(WORKER, NOW, name="lab", rights=(Right.STOP,))
+    told = []
+    for request in (PauseRun("root@desk", "a backup"), PauseRun("root@desk", resumes=True)) * 2:
+        found = entrance.says(WORKER, request)
+        message, seal = decode_to_broker(found.passed[0][1] or b"")
+        assert message == PauseRun("lab", request.reason, request.resumes)
+        assert seal.is_of(RUN.of_control)
+        told += [(each.what, each.name, each.detail) for each in found.events]
+    assert told == [("paused", "lab", "a backup"), ("resumed", "lab", "")] * 2
+
+
 def test_an_invitations_key_enrols_a_key_and_says_nothing_else(entrance: Gateway) -> None:
     for message in (HELLO, Ask("status"), StopRun("enough"), KeyOrder("admit", key(3).text)):
         assert "invitation" in entrance.refusal(INVITED, message)
@@ -128,6 +171,23 @@ def test_an_enrolment_that_is_repeated_is_answered_again_and_logged_once(entranc
     again = entrance.brings((INVITED, enrolment(WORKER)))
     assert read_answer(again.answers[0][1]).refusal == ""
     assert again.events == []
+
+
+def test_a_key_names_its_successor_once_and_the_log_names_both(entrance: Gateway) -> None:
+    entrance.admit(WORKER, Right.LOOK, worker=1)
+    found = entrance.brings((WORKER, enrolment(key(3))), (WORKER, enrolment(key(3))))
+    assert [read_answer(frame).refusal for _, frame in found.answers] == ["", ""]
+    assert [(each.what, each.key, each.detail) for each in found.events] == [
+        ("succeeded", key(3).text, f"in the place of {WORKER.text}")
+    ]
+    assert entrance.store.load().facts[KEYS]["keys"][-1]["rights"] == ["look"]
+    assert entrance.says(key(3), Ask("why")).passed
+    again = entrance.brings((WORKER, enrolment(key(4))))
+    assert "rotated before" in read_answer(again.answers[0][1]).refusal
+    assert [each.what for each in again.events] == ["refused"]
+    entrance.register.revoke(WORKER.text, NOW)
+    assert not entrance.brings((WORKER, enrolment(key(5)))).passed
+    assert not entrance.register.enrolled(key(5).text)
 
 
 def test_an_invitation_that_ended_while_it_was_connected_says_so(entrance: Gateway) -> None:
@@ -172,6 +232,27 @@ def test_a_key_that_is_bound_to_a_place_asks_for_that_place_alone(entrance: Gate
     assert entrance.says(WORKER, known).passed
 
 
+PARTIES = (Party("hospital", (key(5).text,), (0,)), Party("lab", (WORKER.text,), (1,)))
+
+
+@pytest.mark.parametrize("incarnation", [0, 7])
+@pytest.mark.parametrize("parties", [(), PARTIES], ids=["bound", "party"])
+def test_a_key_does_not_get_a_place_that_is_not_its_own_by_what_its_process_remembers(
+    parties: Parties, incarnation: int, entrance: Gateway
+) -> None:
+    """A broker that has lost its records gives places by memory, and the gate looked at the claim alone."""
+    entrance.register.list_parties(parties, NOW)
+    if not parties:
+        entrance.admit(WORKER, worker=1)
+    mine = msgspec.structs.replace(
+        HELLO, claim=1, incarnation=incarnation, key=WORKER.text, memory=WorkerRecord("run-1", 1, 0, 0)
+    )
+    assert entrance.says(WORKER, mine).passed
+    other = msgspec.structs.replace(mine, memory=WorkerRecord("run-1", 0, 0, 0))
+    assert "asks for place 0" in entrance.refusal(WORKER, other)
+    assert entrance.says(WORKER, Report(1, 2, "1F0", 0.0, 0.0, memory=2**30)).passed  # bytes, by the same name
+
+
 def test_orders_are_carried_out_and_answered_with_what_they_have_changed(entrance: Gateway) -> None:
     found = entrance.says(OPERATOR, KeyOrder("invite", name="lab", worker=1, rights=(Right.LOOK,), seconds=60.0))
     answer = decode_from_broker(found.answers[0][1]).message
@@ -192,6 +273,36 @@ def test_orders_are_carried_out_and_answered_with_what_they_have_changed(entranc
     assert (enrolled.worker, enrolled.rights) == (1, (Right.LOOK,))
     entrance.says(OPERATOR, KeyOrder("admit", key(3).text, name="spare"))
     assert entrance.says(key(3), HELLO).passed
+
+
+def test_the_standing_line_ends_with_a_key_that_came_by_it_and_another_takes_its_place(entrance: Gateway) -> None:
+    other = Invitation(key(9).text, ends=None, serial=0)
+    entrance.register.invite(other)
+    entrance.register.drop(lambda each: each.key == INVITED.text)
+    entrance.brings((key(9), enrolment(WORKER)))
+    found = entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text))
+    answer = decode_from_broker(found.answers[0][1]).message
+    assert isinstance(answer, Answer)
+    assert answer.facts["revoked_with"] == [other.key]
+    assert [(each.what, each.key, each.detail) for each in found.events] == [
+        ("revoked", WORKER.text, ""),
+        ("revoked", other.key, f"with {WORKER.text}"),
+    ]
+    assert not entrance.register.admits(key(9))
+    (standing,) = entrance.register.record.invitations
+    assert (standing.key, standing.ends) == (key(101).text, None)
+    entrance.says(OPERATOR, KeyOrder("revoke", standing.key))  # by itself: there is none then
+    assert entrance.register.record.invitations == ()
+
+
+def test_an_order_revokes_successors_and_closes_their_connections(entrance: Gateway) -> None:
+    entrance.admit(WORKER, Right.WORK)
+    entrance.brings((WORKER, enrolment(key(3))))
+    assert entrance.says(key(3), HELLO).passed
+    found = entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text, successors=True))
+    assert [(each.what, each.key) for each in found.events] == [("revoked", WORKER.text), ("revoked", key(3).text)]
+    assert found.revoked
+    assert not entrance.register.admits(key(3))
 
 
 def test_an_order_about_no_key_and_one_without_the_runs_secret_are_refused(entrance: Gateway) -> None:
@@ -241,6 +352,38 @@ def test_while_the_store_waits_messages_pass_by_their_keys_and_nothing_is_change
     assert entrance.register.enrolled(key(3).text) is None
 
 
+def test_a_stop_while_the_store_waits_is_logged_once_it_does_not(entrance: Gateway) -> None:
+    """It was noted as told, and its line was thrown away."""
+    entrance.register.admit(WORKER, NOW, name="lab", rights=(Right.STOP,))
+    stop = StopRun("enough")
+    for _ in range(2):
+        assert entrance.gate.passed([(b"0", encode(stop))], lambda sender: WORKER.text)
+    told = [(each.what, each.key, each.name, each.detail) for each in entrance.brings().events]
+    assert told == [("stopped", WORKER.text, "lab", "enough")]
+    assert entrance.says(WORKER, stop).events == []
+
+
+class WaitingStore(MemoryStore):
+    """A store that waits before it puts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[Callable[[], object]] = []
+
+    def put(self, name: str, fact: Fact) -> None:
+        while self.waits:
+            self.waits.pop()()
+        super().put(name, fact)
+
+
+def test_a_stop_while_the_keys_themselves_wait_to_be_stored_is_logged() -> None:
+    entrance = Gateway(store := WaitingStore())
+    entrance.admit(WORKER, Right.STOP)
+    frames = [(b"0", encode(StopRun("enough")))]
+    store.waits.append(lambda: entrance.gate.passed(frames, lambda sender: WORKER.text))
+    assert [each.what for each in entrance.brings().events] == ["stopped"]
+
+
 def test_refusals_are_counted_logged_once_and_answered_within_bounds(entrance: Gateway) -> None:
     entrance.admit(WORKER)
     found = entrance.brings(*(5 * ANSWERED * [(WORKER, encode(Ask("why")))]))
@@ -248,6 +391,53 @@ def test_refusals_are_counted_logged_once_and_answered_within_bounds(entrance: G
     assert entrance.events.anomalies["refused by key"] == 5 * ANSWERED
     assert len(found.events) == 1
     assert entrance.says(WORKER, Ask("why"), now=NOW + 2).events == []
+
+
+def strange(number: int) -> bytes:
+    """A message of no kind, with a long name."""
+    return sealed(msgspec.msgpack.encode({"is": f"{number}" + 60_000 * "\x01"}))
+
+
+def unknown(number: int) -> bytes:
+    """A message of no kind, with a name of its own."""
+    return sealed(msgspec.msgpack.encode({"is": f"strange {number}"}))
+
+
+@pytest.mark.parametrize("frame", [strange, unknown])
+def test_what_a_key_makes_up_neither_flushes_the_log_nor_fills_the_memory(
+    frame: Callable[[int], bytes], entrance: Gateway
+) -> None:
+    """The kind of a message was told in full, and every kind was a line: 1,000 of 64 KiB were remembered."""
+    entrance.admit(WORKER)
+    found = entrance.brings(*((WORKER, frame(number)) for number in range(5 * ANSWERED)))
+    assert not found.passed
+    assert 1 <= len(found.events) <= ANSWERED
+    assert max(len(each.detail) for each in found.events) < 1_000
+    assert max(map(len, entrance.events.warnings)) < 1_000
+    assert [each.what for each in entrance.says(WORKER, Ask("why"), now=NOW + 2).events] == ["refused"]
+
+
+def test_a_question_of_a_long_kind_is_no_message(entrance: Gateway) -> None:
+    entrance.admit(WORKER)
+    assert "not a control message" in entrance.refusal(WORKER, Ask(1_000 * "why"))
+
+
+def test_a_long_reason_of_a_stop_is_cut_in_the_log(entrance: Gateway) -> None:
+    entrance.admit(WORKER, Right.STOP)
+    (event,) = entrance.says(WORKER, StopRun(50_000 * "!")).events
+    assert event.what == "stopped"
+    assert len(event.detail) < 3_000
+
+
+def test_an_invitation_that_was_used_up_does_not_flush_the_log(entrance: Gateway) -> None:
+    once = key(9)
+    entrance.register.invite(Invitation(once.text, ends=NOW + 60, once=True))
+    entrance.brings((once, enrolment(key(3))))
+    strange = (Enrolment(f"k1.{number}" + 150 * "x", 200 * "a", 200 * "b") for number in range(5 * ANSWERED))
+    found = entrance.brings(*((once, encode_enrolment(each)) for each in strange))
+    assert len(found.answers) == 5 * ANSWERED
+    assert {each.what for each in found.events} == {"refused"}
+    assert len(found.events) <= ANSWERED
 
 
 def test_a_key_that_knocks_is_told_once_with_the_command_that_admits_it(entrance: Gateway) -> None:

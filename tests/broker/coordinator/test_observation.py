@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from stageline.broker.control.messages import Ask
+from stageline.broker.control.queue_counts import Depth, Intake, Resend, ResendReason
 from stageline.broker.control.records import EvaluationRecord, Event
 from stageline.broker.coordinator.queries import answer
 from stageline.broker.coordinator.records import OBSERVED, recall, restored
@@ -13,20 +14,26 @@ from stageline.broker.coordinator.state import RunState
 from support.conversation import TERMS, Conversation, name, report, steps
 
 BAD = EvaluationRecord(2, 8, 0.5, {"bad": float("nan")})
-QUESTIONS = [Ask("status"), Ask("queues"), Ask("why"), Ask("story", {"step": "3", "microbatch": "2"})]
+RESENDS = (Resend(1, 3, ResendReason.MISSING, 0.5),)
+PUT = Depth(1, 2, 3, 4096, 0.5, put=6, sent=5, arrived=3, granted=9, put_bytes=8192, resent=2, resends=RESENDS)
+QUESTIONS = [
+    Ask("status"),
+    Ask("queues"),
+    Ask("queue", {"name": "forward-1"}),
+    Ask("microbatches"),
+    Ask("why"),
+    Ask("story", {"step": "3", "microbatch": "2"}),
+]
 
 
 @pytest.fixture
 def talk() -> Conversation:
     talk = Conversation()
     talk.join(0), talk.join(1)
-    talk.send(
-        name(0), report(0, queues={"forward-1": [1, 2, 3, 4096, 0.5]}, events=[Event(0, 3, 2, "stashed", 1000.0)])
-    )
-    talk.send(
-        name(1),
-        report(1, now="1F2 of step 3", steps=steps(1, 0, 1, 2), evaluations=[BAD], training_steps=9),
-    )
+    talk.send(name(0), report(0, puts={"forward-1": PUT}, events=[Event(0, 3, 2, "stashed", 1000.0)]))
+    takes, done = {"forward-1": Intake(3, 2, 9)}, steps(1, 0, 1, 2)
+    said = {"now": "1F2 of step 3", "training_steps": 9}
+    talk.send(name(1), report(1, takes=takes, steps=done, evaluations=[BAD], **said))  # type: ignore[arg-type]
     talk.core.run.events.count("damaged", "a message arrived damaged")
     talk.now += 0.25
     return talk

@@ -7,10 +7,10 @@ import pytest
 from stageline.broker.control.messages import ScheduleOrders
 from stageline.broker.control.records import ScheduleOrder, StepRecord
 from stageline.broker.control.store import MemoryStore
-from stageline.broker.ledger.ledger import packed_times
 from stageline.pipeline.program import Costs, check_schedule
 from stageline.pipeline.schedule import make_schedule
 from support.conversation import SNAPSHOTS, Conversation, Sends, hello, name, report
+from support.packed import packed_times
 from support.shapes import line
 
 TERMS = replace(SNAPSHOTS, schedule=make_schedule("1f1b", line(2), 8), schedule_memory=10**6)

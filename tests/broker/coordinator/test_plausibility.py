@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report, Trim
+from stageline.broker.control.queue_counts import Depth, Intake, Resend, ResendReason
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.coordinator.reports import implausible, is_due
-from stageline.broker.ledger.ledger import ENTRY
+from stageline.broker.ledger.times import ENTRY
 from support.conversation import SNAPSHOTS, Conversation, name, report, steps
 
 TEN = replace(SNAPSHOTS, snapshot_every=10)
@@ -88,8 +89,11 @@ NAN = float("nan")
     "change",
     [
         {"since": NAN}, {"since": float("inf")}, {"since": -1.0}, {"idle": NAN}, {"idle": 1.5}, {"idle": -0.5},
-        {"retained_bytes": -1}, {"troubled": NAN}, {"queues": {"forward-1": [1.0, -2.0]}},
-        {"queues": {"forward-1": [NAN]}}, {"queues": {"x" * 5000: []}}, {"evaluations": [EvaluationRecord(1, 1)] * 501},
+        {"retained_bytes": -1}, {"troubled": NAN}, {"puts": {"forward-1": Depth(1, 1, 1, 1, -2.0)}},
+        {"puts": {"forward-1": Depth(1, 1, 1, 1, NAN)}}, {"counted": NAN}, {"counted": -1.0},
+        {"puts": {"forward-1": Depth(1, 1, 1, 1, 0.0, resends=(Resend(0, 1, ResendReason.MISSING, NAN),))}},
+        {"takes": {f"forward-{each}": Intake(0, 0) for each in range(20_001)}},
+        {"evaluations": [EvaluationRecord(1, 1)] * 501},
         {"waits": [Wait("forward-1", 1, "1F1", 0, NAN)]}, {"digests": [("forward-1", 1, "0" * 16)] * 5001},
         {"digests": [("forward-" + "1" * 900, 1, "0" * 16)]},
         {"digests": [("norms-0", 1, "0" * 16)]}, {"digests": [("forward-1\n", 1, "0" * 16)]},

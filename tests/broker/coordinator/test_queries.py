@@ -7,6 +7,7 @@ import pytest
 
 from stageline.broker.control.messages import Answer, Ask, Declined, Refused, StopRun
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
+from stageline.broker.control.story_answer import StoryFacts
 from stageline.broker.coordinator.run import ScriptCode
 from support.conversation import Conversation, hello, name, report, steps
 
@@ -52,6 +53,8 @@ def test_status_names_run_workers_and_progress(talk: Conversation):
         "layer": "",
         "actions": 0,
         "retained_bytes": 0,
+        "memory": None,
+        "clock": None,
     }
 
 
@@ -92,19 +95,13 @@ def test_who_cannot_join_is_named_with_the_reason_whether_it_says_so_or_was_refu
     assert "control protocol version 1" in second["reason"]
 
 
-def test_queues_are_reported_as_each_end_sees_them(talk: Conversation):
-    talk.send(name(0), report(0, queues={"forward-1": [1, 2, 3, 4096, 0.5]}))
-    ((_, answer),) = talk.send(b"me", Ask("queues"))
-    row = {"queue": "forward-1", "worker": 0, "ready": 1, "in_flight": 2, "retained": 3, "bytes": 4096, "oldest": 0.5}
-    assert answer == Answer("queues/1", {"run": "run-1", "queues": [row]})
-
-
 def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Conversation):
     talk.send(name(0), report(0, events=[Event(0, 7, 2, "stashed", 1002.0)]))
     talk.send(name(1), report(1, steps=steps(1, *range(8))))
     ((_, answer),) = talk.send(b"me", Ask("story", {"step": "7", "microbatch": "2"}))
     assert isinstance(answer, Answer)
     assert answer.schema == "story/1"
+    msgspec.convert(answer.facts, StoryFacts)
     stashed, done = answer.facts["stages"]
     holder = {"name": "worker-0", "generation": 1, "incarnation": 1}
     assert stashed == {
@@ -121,21 +118,25 @@ def test_the_story_of_a_microbatch_joins_records_and_open_steps(talk: Conversati
 def test_the_timetable_is_of_the_newest_step_whose_times_all_stages_have_reported(talk: Conversation):
     talk.send(name(0), report(0, steps=[*steps(0, 0, 1), StepRecord(0, 2, b""), *steps(0, 3)]))  # of step 2, none
     ((_, nothing),) = talk.send(b"me", Ask("timetable"))
-    assert nothing == Answer("timetable/1", {"run": "run-1", "step": None, "actions": []})
+    assert isinstance(nothing, Answer)
+    assert (nothing.facts["step"], nothing.facts["actions"], nothing.facts["steps"]) == (None, [], [])
     talk.send(name(1), report(1, steps=steps(1, 0, 1, 2)))
     ((_, answer),) = talk.send(b"me", Ask("timetable"))
     assert isinstance(answer, Answer)
     assert (answer.facts["step"], len(answer.facts["actions"])) == (1, 18)
     assert answer.facts["actions"][9:11] == [
-        {"kind": "F", "stage": 1, "microbatch": 0, "start": 0.0, "end": 1.0},
-        {"kind": "B", "stage": 1, "microbatch": 0, "start": 2.0, "end": 3.0},
+        {"kind": "F", "stage": 1, "microbatch": 0, "worker": 1, "start": 0.0, "end": 1.0},
+        {"kind": "B", "stage": 1, "microbatch": 0, "worker": 1, "start": 2.0, "end": 3.0},
     ]
 
 
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (Ask("weather"), "no answer to 'weather'; ask for status, queues, story, why, timetable, join"),
+        (
+            Ask("weather"),
+            "no answer to 'weather'; ask for status, queues, queue, peek, export, stack, log, microbatches, story",
+        ),
         (Ask("story"), "step must be a number from 0 on, not ''"),
         (Ask("story", {"step": "1", "microbatch": "four"}), "microbatch must be a number from 0 on, not 'four'"),
         (Ask("story", {"step": "1", "microbatch": "4"}), "there is no microbatch 4: a step has 4"),

@@ -8,6 +8,7 @@ import pytest
 from stageline.broker.keys import box
 from stageline.broker.keys.box import BrokerBox, ClientBox, Unboxed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
+from stageline.broker.keys.refusal import KeyRefusal
 from support.keyed import BROKER, STRANGER, WORKER, Admitted
 
 PLACE = b"a place to answer"
@@ -179,6 +180,9 @@ class Unwelcoming:
         self.asked.append(public)
         return False
 
+    def has_revoked(self, public: PublicKey) -> bool:
+        return public == STRANGER.public
+
 
 def test_a_key_that_is_not_admitted_is_noted_once_it_is_proven_and_told_so() -> None:
     noted = Unwelcoming()
@@ -189,9 +193,15 @@ def test_a_key_that_is_not_admitted_is_noted_once_it_is_proven_and_told_so() -> 
     refused = unboxed(there, here.opening).answer
     assert noted.asked == [WORKER.public]
     assert here.open(refused) is None
-    assert here.is_refused
+    assert here.refusal is KeyRefusal.NOT_ADMITTED
     assert not here.is_open
     assert here.opening == b""
+
+
+def test_a_key_that_was_revoked_is_told_so() -> None:
+    here = client(STRANGER)
+    assert here.open(unboxed(BrokerBox(BROKER, Unwelcoming(), "run", os.urandom), here.opening).answer) is None
+    assert here.refusal is KeyRefusal.REVOKED
 
 
 def test_nobody_else_can_say_that_a_key_is_not_admitted() -> None:
@@ -203,7 +213,7 @@ def test_nobody_else_can_say_that_a_key_is_not_admitted() -> None:
     recorded = unboxed(BrokerBox(BROKER, Unwelcoming(), "run", os.urandom), old.opening).answer
     for frame in (refused.answer, recorded, recorded[:5] + here.opening[5:21] + recorded[21:], own.opening):
         assert here.open(frame) is None
-        assert not here.is_refused
+        assert not here.refusal
     assert forger.open(PLACE, here.opening) is None
 
 

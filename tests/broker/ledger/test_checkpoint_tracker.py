@@ -3,6 +3,7 @@
 import pytest
 
 from stageline.broker.control.messages import Refused, Trim
+from stageline.broker.ledger.recovery import CheckpointTracker
 from support.conversation import TERMS, Conversation, hello, name
 from support.replacements import kill, reach, replacement, said, talk_of, trims
 
@@ -89,3 +90,11 @@ def test_a_snapshot_of_a_stale_incarnation_completes_nothing(talk: Conversation)
     assert refused.code == 1
     assert trims(talk.after(1.0)) == []
     assert talk.core.run.ledger.finished == [20, 0]
+
+
+def test_no_step_is_awaited_after_a_stages_snapshots_are_forgotten():
+    tracker = CheckpointTracker(0, [{40}, {40}])
+    assert not tracker.advance(finished=39)
+    assert tracker.awaits_steps
+    tracker.forget([1])
+    assert not tracker.awaits_steps

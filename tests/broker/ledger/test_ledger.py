@@ -14,9 +14,9 @@ from stageline.broker.ledger.ledger import (
     LedgerEntry,
     MicrobatchPosition,
     MicrobatchState,
-    packed_times,
 )
 from stageline.pipeline.schedule import Action, Kind
+from support.packed import packed_times
 
 ANNA = Holder("anna", 1)
 LIFE = (

@@ -45,3 +45,35 @@ def test_the_story_of_a_microbatch_has_the_lost_attempts(talk: Conversation):
     assert (second["name"], second["generation"], second["why"]) == ("worker-1", 2, "exited with status 3")
     talk.core = Coordinator(REPLACING, talk.store, "run-1", talk.now)
     assert attempts(talk, 22, 1) == [first, second]
+
+
+def test_the_newest_losses_returns_and_checkpoints_are_kept_with_their_times_by_a_broker_started_again(
+    talk: Conversation,
+) -> None:
+    def milestones() -> list[tuple[object, ...]]:
+        ((_, told),) = talk.send(b"me", Ask("history"))
+        assert isinstance(told, Answer)
+        found: Any = told.facts["milestones"]
+        assert [each["at"] for each in found] == sorted(each["at"] for each in found)
+        return [(each["what"], each["step"], each["worker"], each["why"]) for each in found]
+
+    reach(talk, 20)
+    kill(talk, 1, 101)
+    talk.assigned(b"new", replacement(1, 201))
+    talk.send(b"new", said(3, stage=1, upto=21))
+    known = [
+        ("checkpoint", 20, None, ""),
+        ("loss", 20, 1, "was killed by SIGKILL"),
+        ("return", 20, 1, "computes again"),
+    ]
+    assert milestones() == known
+    for step in range(21, 400):
+        talk.send(name(0), said(1, stage=0, upto=step, snapshots=[(0, step)]))
+        talk.send(b"new", said(3, stage=1, upto=step, snapshots=[(1, step)]))
+    talk.core = Coordinator(REPLACING, talk.store, "run-1", talk.now)
+    *events, restart = [each for each in milestones() if each[0] != "checkpoint"]
+    assert events == known[1:]
+    assert restart[:1] == ("broker",)
+    newest = [each for each in milestones() if each[0] == "checkpoint"]
+    assert newest == [("checkpoint", step, None, "") for step in range(400 - len(newest), 400)]
+    assert 100 <= len(newest) < 200

@@ -3,8 +3,9 @@
 import pytest
 
 from stageline.broker.control.records import StepRecord
-from stageline.broker.ledger.ledger import packed_times, timed_actions
+from stageline.broker.ledger.times import timed_actions
 from stageline.pipeline.schedule import Action, Kind
+from support.packed import packed_times
 
 
 def test_every_kind_of_action_comes_back_in_the_order_in_which_it_ran() -> None:

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stageline.broker.codec.message import decode
 from stageline.broker.errors import Disagreement, Overwritten, QueueClosed, QueueFull, QueueGap
 from support.payloads import bits, trees
 from support.queue_pair import LINES, QueuePair, queue_of, wait_for
@@ -220,6 +222,51 @@ def test_the_depth_counts_what_waits_what_is_under_way_and_what_is_kept(make: Ma
     depth = line.outbound.depth()
     assert (depth.ready, depth.retained) == (0, 10)
     assert 0 < depth.oldest < 100
+
+
+def test_what_is_retained_is_looked_at_from_another_thread(line: QueuePair) -> None:
+    line.put(*range(6))
+    line.outbound.trim(1)
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(lambda: line.outbound.held).result(60) == range(4, 6)
+        looks = list(other.map(line.outbound.look, range(8), timeout=60))
+    assert [number for number, look in enumerate(looks) if look is not None] == [4, 5]
+    assert looks[4] is not None
+    assert not looks[4].on_disk
+    assert torch.equal(decode(looks[4].frames).payload, line.message(4).payload)
+    assert line.outbound.depth().retained == 2
+
+
+def test_both_ends_count_their_positions_and_what_was_put(line: QueuePair) -> None:
+    line.put(*range(10))
+    line.take_numbers(4)
+    line.settle()
+    depth, intake = line.outbound.depth(), line.inbound.intake()
+    assert (depth.put, intake.taken) == (10, 4)
+    assert 4 <= intake.received <= 10
+    assert 4 <= depth.sent <= 10
+    assert depth.put_bytes == depth.bytes > 0
+    assert (depth.resent, intake.duplicates, intake.damaged, intake.lost) == (0, 0, 0, 0)
+    line.outbound.trim(1)
+    assert line.outbound.depth().put == 10
+    assert line.outbound.depth().put_bytes == depth.put_bytes > line.outbound.depth().bytes
+
+
+def test_both_ends_agree_on_what_the_consumer_grants(make: MakeLine) -> None:
+    line = make(key=queue_of("forward-1", window=3))
+    line.put(*range(10))
+    line.take_numbers(2)
+    line.settle()
+    assert line.outbound.depth().granted == line.inbound.intake().granted == 5
+
+
+def test_a_consumer_that_begins_again_is_where_it_begins(line: QueuePair) -> None:
+    line.put(*range(8))
+    line.take_numbers(6)
+    line.inbound.rewind(1)
+    assert line.inbound.intake().taken == 4
+    assert line.take_numbers(4) == [4, 5, 6, 7]
+    assert line.inbound.intake().taken == 8
 
 
 def test_a_write_by_the_receiver_changes_no_other_copy(line: QueuePair) -> None:

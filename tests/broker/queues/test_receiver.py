@@ -170,3 +170,22 @@ def test_a_message_may_arrive_damaged_but_not_too_often_in_a_row() -> None:
         end.count_damage("a flipped bit")
     with pytest.raises(BadMessage, match="message 3 of backward-2 arrived damaged 9 times in a row: a flipped bit"):
         end.count_damage("a flipped bit")
+
+
+def test_what_comes_in_vain_is_counted() -> None:
+    end = receiver()
+    arrive(end, 0, 1, 0, 1, 3)
+    end.count_damage("its checksum is wrong")
+    end.lose()
+    counts = end.intake()
+    assert (counts.received, counts.taken, counts.granted) == (2, 0, 0)
+    assert (counts.duplicates, counts.damaged, counts.lost) == (2, 1, 2)  # a gap before 3, and the damage
+
+
+def test_a_rewind_is_no_loss() -> None:
+    end = receiver()
+    arrive(end, 0, 1)
+    end.rewind(0)
+    end.restart()
+    assert reported(end) == (0, 4, True)
+    assert end.intake().lost == 0

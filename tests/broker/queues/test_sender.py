@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from stageline.broker.codec.message import Message
+from stageline.broker.control.queue_counts import Resend, ResendReason
 from stageline.broker.queues.delivery import Credit, Retention, Sender
 from stageline.broker.queues.log import Log, RetentionBudget
 from support.queue_pair import queue_of
@@ -141,3 +142,36 @@ def test_depth_counts_what_waits_and_what_is_on_its_way(received: int, ready: in
     end.update(credit(2, received, 4), b"a")
     depth = end.depth(3.0)
     assert (depth.ready, depth.in_flight, depth.retained, depth.oldest) == (ready, in_flight, 6, 3.0)
+
+
+def test_what_is_sent_again_is_counted_with_its_reason_and_its_age() -> None:
+    end = sender(6)
+    end.update(credit(1, 0, 5), b"a")
+    sent_by(end)
+    assert end.depth(10.0).resent == 0
+    end.update(credit(2, 2, 5, missing=2), b"a")
+    assert end.depth(11.0).resends == (Resend(2, 5, ResendReason.MISSING, 0.0),)
+    sent_by(end)
+    end.update(credit(3, 4, 6), b"b")
+    newest = end.depth(13.0)
+    assert newest.resent == 4
+    assert newest.resends == (Resend(2, 5, ResendReason.MISSING, 2.0), Resend(4, 5, ResendReason.CONNECTION, 0.0))
+
+
+def test_only_the_newest_resends_are_kept_and_all_are_counted() -> None:
+    end = sender(9)
+    for number in range(9):
+        end.update(credit(2 * number + 1, number, number + 1), b"a")
+        sent_by(end)
+        end.update(credit(2 * number + 2, number, number + 1, missing=number), b"a")
+        sent_by(end)
+    depth = end.depth(1.0)
+    assert depth.resent == 9
+    assert [each.first for each in depth.resends] == [5, 6, 7, 8]
+
+
+def test_nothing_is_counted_as_resent_that_was_not_sent_before() -> None:
+    end = sender(6)
+    end.update(credit(1, 0, 3), b"a")
+    end.update(credit(2, 0, 3, missing=0), b"b")
+    assert (end.depth(0.0).resent, end.depth(0.0).resends) == (0, ())

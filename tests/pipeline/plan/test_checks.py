@@ -53,6 +53,17 @@ DISAGREEING = [
         "model.prefix_cache",
         'leave it out, or use name = "1f1b"',
     ),
+    ({"queues__padding": "padme"}, "queues.padding", "only sealed messages are padded, and a queue at "),
+    (
+        {"queues__padding": "padme", "queues__url": "redis://127.0.0.1:6379/0"},
+        "queues.padding",
+        "a queue at redis://127.0.0.1:6379/0 has none; use queues.url",
+    ),
+    (
+        {"queues__padding": "padme", "queues__url": "redis://host:6379/0", "broker__insecure": True},
+        "queues.padding",
+        "a run with broker.insecure = true has none",
+    ),
     ({"schedule__name": "window"}, "schedule.window", 'name = "window" requires it: one number for each'),
     (
         {"schedule__window": [2, 1]},

@@ -28,7 +28,7 @@ def test_a_file_becomes_one_value_with_the_defaults_filled_in(file: Path) -> Non
         "data": {"source": "data.py:batches", "options": {}, "batch_size": 64, "check": True},
         "schedule": {"name": "1f1b", "microbatches": 1, "accumulate": 1, "mode": "sync", "tied": "microbatch"},
         "optimizer": {"factory": "torch.optim.SGD", "lr": 0.1},
-        "queues": {"url": "shm://", "retain_bytes": 2**30},
+        "queues": {"url": "shm://", "retain_bytes": 2**30, "padding": "none"},
         "recovery": {
             "lease": 10.0,
             "loading": 300.0,

@@ -155,6 +155,28 @@ def test_a_loss_may_use_parameters_of_its_own_stage_alone(recompute):
         trained()
 
 
+def test_a_loss_that_is_a_parameter_of_another_stage_is_refused():
+    other = nn.Parameter(torch.ones(()))
+    stage = Stage(nn.Linear(4, 3), loss=lambda output, target: other)
+    with pytest.raises(StageError, match=r"a parameter, float32 .*that is not of this stage"):
+        stage.forward(torch.zeros(2, 4), torch.ones(2, 3))
+
+
+def test_a_loss_of_one_number_in_any_shape_has_the_gradient_of_that_number():
+    def gradient(loss):
+        stage = Stage(nn.Linear(4, 3, bias=False), loss=loss)
+        with torch.no_grad():
+            for parameter in stage.trainable().values():
+                parameter.fill_(0.5)
+        stage.forward(torch.ones(2, 4), torch.ones(2, 3))
+        stage.backward()
+        return [parameter.grad for parameter in stage.trainable().values()]
+
+    (flat,) = gradient(nn.functional.mse_loss)
+    (shaped,) = gradient(lambda output, target: nn.functional.mse_loss(output, target).reshape(1, 1))
+    assert torch.equal(flat, shaped)
+
+
 def test_the_seed_of_a_layer_depends_on_its_place_alone():
     # The figures are the contract with every script that wants the same bits.
     assert layer_seed(0, 0, 0, 0) == 12803515573143611444

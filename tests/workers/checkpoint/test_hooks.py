@@ -19,7 +19,8 @@ from stageline.workers.checkpoint.hooks import LocalSnapshots, Rhythm, SnapshotH
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.progress import Done, Progress
+from stageline.workers.runtime.idle import Done
+from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature
 from support.states import difference, make_state
 

@@ -41,7 +41,7 @@ def test_every_file_in_the_folder_of_commands_defines_a_command() -> None:
         ("plan --schedule.name=1f1b", "--set schedule.name=VALUE"),
         ("schedule shw 1f1b", "schedule shw; did you mean show?"),
         ("verify runs/x", "did you mean checkpoint verify?"),
-        ("ls", "did you mean checkpoint ls or keys ls or queue ls or run ls?"),
+        ("ls", "did you mean checkpoint ls or keys ls or microbatch ls or queue ls or run ls?"),
         ("schedule show 1f1 --stages 2 --microbatches 2", "did you mean 1f1b?"),
         ("schedule show 1f1b --stages two --microbatches 2", "two"),
         ("schedule show 1f1b --placement 0;x --microbatches 2", "0,2;1,3"),
@@ -124,9 +124,25 @@ def test_what_needs_neither_torch_nor_a_plan_does_not_wait_for_their_imports(arg
     assert ended.stdout.splitlines()[-1] == "False"
 
 
+IMPORTED = """
+import sys
+from stageline.workers.cli.app import stageline
+
+command = stageline.get_command(None, sys.argv[1])
+print(command.name, *(name.rpartition(".")[2] for name in sys.modules if "stageline.workers.cli.commands." in name))
+"""
+
+
+@pytest.mark.parametrize(("command", "file"), [("why", "queries"), ("timetable", "timetable")])
+def test_of_the_files_of_commands_that_of_the_command_is_imported_alone(command, file):
+    """A question about a run waited for the imports of all commands."""
+    asked = subprocess.run([sys.executable, "-c", IMPORTED, command], capture_output=True, text=True, check=True)
+    assert asked.stdout.split() == [command, file]
+
+
 def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stageline.workers.cli.commands.queries._ask", None)
+    monkeypatch.setattr("stageline.workers.cli.commands.queries.look", None)
     assert run(["status"]) == 1
     said = capsys.readouterr().err
     assert "Traceback" in said
@@ -138,7 +154,7 @@ def test_what_the_system_refuses_zeromq_is_a_message_not_a_bug(capsys, monkeypat
         raise zmq.ZMQError(errno.EMFILE)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stageline.workers.cli.commands.queries._ask", ask)
+    monkeypatch.setattr("stageline.workers.cli.commands.queries.look", ask)
     assert run(["status"]) == 1
     assert capsys.readouterr().err == "stageline: Too many open files\n"
 

@@ -44,7 +44,7 @@ def completed(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("tr", ["train"]),
+        ("tra", ["trace", "train"]),
         ("checkpoint ver", ["verify"]),
         ("train --res", ["--resume"]),
         ("schedule show 1", ["1f1b"]),

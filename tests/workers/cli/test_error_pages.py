@@ -9,6 +9,7 @@ from functools import cache
 from importlib import import_module
 from pkgutil import walk_packages
 
+import jsonschema
 import pytest
 
 from stageline.pipeline.errors import Bug, DataError, ModelRefused, StagelineError
@@ -16,6 +17,7 @@ from stageline.pipeline.plan import PlanError, PlanRefused
 from stageline.workers.cli.app import run
 from stageline.workers.cli.error_pages import error_pages
 from stageline.workers.cli.output import CommandFailed
+from stageline.workers.cli.schemas import schema_of
 from stageline.workers.control.joining import Stopped
 from support.paths import DOCS, ROOT
 
@@ -83,6 +85,7 @@ CODES = {
     "SL412": "RecordsDamaged",
     "SL413": "OtherRun",
     "SL414": "ForeignState",
+    "SL415": "BundleUnreadable",
     "SL501": "RunFailed",
     "SL502": "NoSuchRun",
     "SL503": "RunGoesOn",
@@ -98,6 +101,10 @@ CODES = {
     "SL513": "NotAdmitted",
     "SL514": "WorkersMissing",
     "SL515": "CallRefused",
+    "SL516": "RunKept",
+    "SL517": "ExporterMissing",
+    "SL518": "TrackerFailed",
+    "SL520": "DashboardMissing",
     "SL601": "BadKey",
     "SL602": "BadJoinLine",
     "SL603": "NotEnrolled",
@@ -105,9 +112,12 @@ CODES = {
     "SL605": "KeyExists",
     "SL606": "KeyRefused",
     "SL607": "KeyMissing",
+    "SL608": "KeyLocked",
     "SL610": "AllowFileWrong",
     "SL611": "NoConsent",
     "SL612": "UseNotRecorded",
+    "SL616": "NotOfParty",
+    "SL617": "PartiesDiffer",
     "SL900": "Bug",
     "SL901": "QueueGap",
     "SL902": "IllegalTransition",
@@ -186,7 +196,9 @@ def test_the_command_explains_a_code_as_the_page_does(code, capsys):
 @pytest.mark.parametrize("given", ["SL306", "sl306", "306", "[SL306]", "SL3O6", "QueueFull"])
 def test_a_code_may_be_typed_in_any_form(given, capsys):
     assert run(["errors", given, "--json"]) == 0
-    [told] = json.loads(capsys.readouterr().out)["errors"]
+    found = json.loads(capsys.readouterr().out)
+    jsonschema.validate(found, schema_of("errors/1"))
+    [told] = found["errors"]
     assert (told["code"], told["name"]) == ("SL306", "QueueFull")
 
 

@@ -152,6 +152,7 @@ def test_the_help_of_every_command_has_the_exit_codes_that_all_commands_have(
         ("status nowhere", 78),
         ("status", 3),
         ("story 1/1 nowhere", 78),
+        ("trace export nowhere -o x.pftrace", 78),
         ("train nowhere", 78),
         ("why nowhere", 78),
         pytest.param("why --broker ipc:///nowhere", 3, marks=pytest.mark.slow),

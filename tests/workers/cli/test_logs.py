@@ -5,6 +5,8 @@ import re
 import structlog
 
 from stageline.workers.cli.output import log_to_stderr
+from stageline.workers.control.kept_log import LOGGED
+from stageline.workers.runs.logs import unstamped
 
 
 def test_news_have_a_time_warnings_and_errors_a_prefix_and_the_traceback_comes_first(capsys):
@@ -49,3 +51,26 @@ def test_events_for_developers_are_not_shown(capsys):
         structlog.reset_defaults()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("a step is done")
+
+
+def test_in_the_log_of_a_process_each_line_begins_with_its_whole_time_and_none_is_kept_with_a_traceback(capsys):
+    """A merged log had warnings at the time of the line before them, hours too early."""
+    log_to_stderr(to_file=True)
+    try:
+        log = structlog.get_logger()
+        log.info("assigned", worker=0)
+        try:
+            raise ValueError("damaged")
+        except ValueError as error:
+            log.error("failed", reason=str(error), exc_info=error)
+        kept = LOGGED.since(0).lines
+    finally:
+        structlog.reset_defaults()
+        LOGGED.clear()
+    first, traceback, *_, last = capsys.readouterr().err.splitlines()
+    for line in (first, traceback, last):
+        assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d ", line), line
+    assert unstamped(first) == "assigned: worker 0"
+    assert unstamped(traceback).startswith("Traceback")
+    assert unstamped(last) == "stageline: failed: damaged"
+    assert [(each.level, each.text) for each in kept] == [("info", "assigned: worker 0"), ("error", "failed: damaged")]

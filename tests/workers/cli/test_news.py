@@ -1,11 +1,14 @@
 """What has happened in a run is told once."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from stageline.workers.cli import progress as news_module
 from stageline.workers.cli.progress import STALL, News
+from stageline.workers.cli.stalls import Stall, StallCommand
 
 LOST = {"index": 1, "pid": 7, "stages": [1], "since": 0.1, "how": "was killed by SIGKILL", "left": 60, "given": False}
 SILENT = {
@@ -62,6 +65,45 @@ def test_another_cause_of_the_same_standstill_is_told_too(clock):
     for clock.now in (0.0, STALL, 2 * STALL):
         told += lines_of(news, status(4))
     assert [SILENT["text"] in line for line in told] == [True, False]
+
+
+class NotedStalls(StallCommand):
+    """Notes the stalls at which a command would be started."""
+
+    def __init__(self) -> None:
+        super().__init__((), Path())
+        self.stalls: list[Stall] = []
+
+    def start(self, stall: Stall, now: float) -> Iterator[str]:
+        self.stalls.append(stall)
+        yield "started"
+
+
+def test_the_command_is_started_once_for_each_standstill(clock):
+    causes = iter(["silent", "missing", "silent"])
+    command = NotedStalls()
+    news = News("", lambda: {**SILENT, "root": {"cause": next(causes), "worker": {"index": 1}}}, command)
+    told = []
+    for clock.now, finished in ((0.0, 4), (STALL, 4), (2 * STALL, 4), (3 * STALL, 5), (30 * STALL, 5)):
+        told.append(lines_of(news, status(finished)))
+    assert [(each.cause, each.step) for each in command.stalls] == [("silent", 4), ("silent", 5)]
+    assert ["started" in lines for lines in told] == [False, True, False, False, True]
+
+
+def test_a_slow_down_is_told_once_a_minute_of_steps_has_no_pause(clock):
+    """After the replacement of a worker, the last minute says nothing of the pace."""
+    command = NotedStalls()
+    news = News("", lambda: {"slow": None}, command)
+    pace = {"last_minute": 1.0, "best": 10.0}
+    lines_of(news, status(3, recovering=[LOST]))
+    for step in range(4, 64):
+        clock.now = float(step)
+        lines_of(news, status(step, pace=pace))
+    assert command.stalls == []
+    for step in range(64, 68):
+        clock.now = float(step)
+        lines_of(news, status(step, pace=pace))
+    assert [each.kind for each in command.stalls] == ["slow"]
 
 
 @pytest.mark.parametrize("cause", ["computing", "resting", "script"])

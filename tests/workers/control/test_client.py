@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
@@ -88,6 +89,34 @@ def test_no_answer_is_lost_to_a_connection_that_is_closed_for_its_age(monkeypatc
                 assert client.ask("status", timeout=20.0)["asked"]
         done.set()
         thread.join()
+
+
+def test_a_request_to_stop_that_is_lost_with_its_connection_is_sent_again(tmp_path: Path) -> None:
+    """The question alone was put again: its answer said nothing of a refusal, and the run went on."""
+    url = f"ipc://{tmp_path}/broker"
+    first = open_server(url)
+    heard: list[object] = []
+
+    def serve() -> None:
+        with closing(first):
+            ((sender, _),) = received(first)
+            first.send([(sender, encode(Answer("status/1", {"broker": "first"})))])
+            received(first, 2)  # lost with it
+        with closing(open_server(url)) as second:
+            found = received(second, 2)
+            heard.extend(type(decode_to_broker(frame or b"").message) for _, frame in found)
+            second.send((sender, encode(Answer("status/1", {"broker": "second"}))) for sender, _ in found[-1:])
+            answered.wait(60)
+
+    answered = threading.Event()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with Client(url) as client:
+        assert client.ask("status", timeout=60.0)["broker"] == "first"
+        assert client.request_stop("enough", at_step_end=True, timeout=60.0)["broker"] == "second"
+    answered.set()
+    thread.join()
+    assert heard == [StopRun, Ask]
 
 
 def test_a_late_answer_to_a_former_question_is_not_taken_for_the_next() -> None:

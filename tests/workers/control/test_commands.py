@@ -7,6 +7,7 @@ import pytest
 
 from stageline.broker.codec.message import Message
 from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.control.pauses import Hold
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.program import Instruction, Queue
@@ -110,7 +111,7 @@ class CommandedWorker:
     def carry_out(self, instruction: Instruction, received: Sequence[Tree]) -> Tree:
         self.steps.append(instruction.step)
         if (command := self._at.pop(instruction.step, None)) is not None:
-            self.broker.commands.append(command)
+            self.broker.commands.extend(command if isinstance(command, tuple) else (command,))
             self.loop.attend()
         return None
 
@@ -190,6 +191,15 @@ def test_a_worker_stays_until_the_last_replies_have_arrived_though_the_run_is_ov
 
 def test_a_stop_at_the_end_of_a_step_waits_for_that_and_for_its_snapshot() -> None:
     worker = CommandedWorker(JOINED, at={1: Stop("enough", 75, at_step_end=True, step=3)})
+    with pytest.raises(Stopped, match="enough"):
+        worker.run()
+    assert max(worker.steps) == 2
+    assert (worker.hooks.stops, worker.hooks.flushed, worker.broker.confirmed) == ([3], 1, 1)
+
+
+def test_a_stop_ends_a_pause_that_holds_earlier_steps_back() -> None:
+    """The order by which the pause moved to a later step was lost, and the worker saved nothing there."""
+    worker = CommandedWorker(JOINED, at={0: (Hold(1, 1), Stop("enough", 75, at_step_end=True, step=3))})
     with pytest.raises(Stopped, match="enough"):
         worker.run()
     assert max(worker.steps) == 2

@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from threading import Event
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,6 +24,7 @@ from stageline.broker.control.messages import (
     ToBroker,
     Trim,
 )
+from stageline.broker.control.peek import Peeked, ShowLog, ShowStacks
 from stageline.broker.control.protocol import decode_to_broker, encode
 from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.join_line import keyed
@@ -84,10 +87,10 @@ def start(broker: BrokerEnd) -> Iterator[Callable[..., tuple[ControlThread, Even
     """Starts the thread of a worker that has its place; and what wakes its loop."""
     opened: list[ControlThread] = []
 
-    def started(lifeline: Lifeline | None = None) -> tuple[ControlThread, Event]:
+    def started(lifeline: Lifeline | None = None, **more: Any) -> tuple[ControlThread, Event]:
         rung = Event()
         opened.append(ControlThread(broker.server.endpoint, IDENTITY, lifeline=lifeline))
-        opened[-1].start(PLACE, "ipc://0", Progress(), steps=10, wake=rung.set)
+        opened[-1].start(PLACE, "ipc://0", Progress(), steps=10, wake=rung.set, **more)
         return opened[-1], rung
 
     yield started
@@ -118,6 +121,34 @@ def test_a_command_wakes_the_loop(broker: BrokerEnd, start) -> None:
     broker.send(Trim(3))
     assert rung.wait(PATIENCE)
     assert control.commands.popleft() == Trim(3)
+
+
+@pytest.mark.parametrize("shows_code", [False, True])
+def test_the_broker_gets_lines_and_paths_of_code_from_a_worker_that_may_show_them_alone(
+    broker: BrokerEnd, start, shows_code: bool
+) -> None:
+    start(shows_code=shows_code)
+    broker.until(Hello)
+    broker.send(ShowStacks(5))
+    peeked = broker.until(Peeked)
+    assert isinstance(peeked, Peeked)
+    frames = [frame for thread in peeked.threads or [] for frame in thread.frames]
+    assert any(Path(frame.file).name == "test_control_thread.py" for frame in frames)
+    assert any(frame.text for frame in frames) == shows_code
+    assert any("/" in frame.file for frame in frames) == shows_code
+
+
+@pytest.mark.parametrize(("withheld", "told"), [("data.stays is set", False), ("", True)])
+def test_the_broker_gets_the_log_of_a_worker_that_may_show_it_alone(
+    broker: BrokerEnd, start, withheld: str, told: bool
+) -> None:
+    start(log_withheld=withheld)
+    broker.until(Hello)
+    broker.send(ShowLog(5))
+    peeked = broker.until(Peeked)
+    assert isinstance(peeked, Peeked)
+    assert (peeked.log is not None, withheld in peeked.refusal) == (told, True)
+    assert bool(peeked.refusal) != told
 
 
 @pytest.fixture
@@ -222,6 +253,9 @@ class AdmittedLater:
     def admits(self, public: PublicKey) -> bool:
         self.refused += 1
         return self.refused > 3
+
+    def has_revoked(self, public: PublicKey) -> bool:
+        return False
 
 
 def test_a_worker_whose_key_is_not_admitted_says_so_once_and_has_its_place_once_it_is(quick: None) -> None:

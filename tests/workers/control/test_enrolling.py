@@ -27,7 +27,7 @@ from stageline.pipeline.addresses import parted
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control import enrolling
 from stageline.workers.control.client import BrokerUnreachable, KeyMissing, KeyRefused
-from stageline.workers.control.enrolling import demand_key, enrol, entered
+from stageline.workers.control.enrolling import demand_key, enrol, entered, succeed
 from stageline.workers.keys.keyring import own_pair
 from support.redis_server import shared_server
 from support.transports import broker_url, registered
@@ -46,7 +46,7 @@ def broker(register: KeyRegister, pair: KeyPair | None, url: str = "tcp://127.0.
         while not ended.is_set():
             for sender, frame in channel.receive(0.05) or ():
                 key = channel.key_of(sender)
-                if register.invites(key):
+                if register.invites(key) or register.enrolled(key):
                     with suppress(ForeignMessage):
                         asked = enrolment_in(frame or b"")
                         channel.send([(sender, encode_enrolment(answer_enrolment(register, key, asked, time())))])
@@ -125,8 +125,30 @@ def test_a_machine_that_has_enrolled_before_needs_no_invitation_that_goes_on() -
         register.expire(time() + 4000)
         enrol(line, MACHINE, "worker-0", patience=30)
         register.revoke(MACHINE.public.text, time())
-        with pytest.raises(NotEnrolled, match="the join line is old"):
+        with pytest.raises(NotEnrolled, match="has revoked the key of this machine"):
             enrol(line, MACHINE, "worker-0", patience=30)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "redis"])
+def test_a_line_that_was_revoked_is_told_from_an_old_one(scheme: str) -> None:
+    register, pair = inviting(), KeyPair.generate()
+    register.revoke(invite_pair(SECRET).public.text, time())
+    register = KeyRegister(register.record)  # of a broker that was started again
+    with broker(register, pair, broker_url(registered()[scheme])) as address:
+        for secret, said in ((SECRET, "the join line was revoked;"), (bytes(16), "the join line is old:")):
+            with pytest.raises(NotEnrolled, match=said):
+                enrol(JoinLine(address, pair.public, secret), MACHINE, "worker-0", patience=30)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "redis"])
+def test_a_machine_has_another_key_admitted_in_the_place_of_its_own(scheme: str) -> None:
+    register, pair, successor = inviting(), KeyPair.generate(), KeyPair.generate()
+    with broker(register, pair, broker_url(registered()[scheme])) as address:
+        enrol(JoinLine(address, pair.public, SECRET), MACHINE, "worker-0", patience=30)
+        succeed(keyed(address, pair.public), MACHINE, successor.public, "stageline", patience=30)
+        assert register.admits(successor.public)
+        with pytest.raises(NotEnrolled, match="rotated before"):
+            succeed(keyed(address, pair.public), MACHINE, KeyPair.generate().public, "thief", patience=30)
 
 
 def test_where_nothing_answers_patience_ends_and_the_address_is_named() -> None:

@@ -28,10 +28,11 @@ from stageline.pipeline.stage.stage import Stage
 from stageline.pipeline.tree import Tree
 from stageline.workers.control.session import MOST_REPEATED, Reporter
 from stageline.workers.runtime.calls import Call, CallKind, Position, instructions_of
+from stageline.workers.runtime.idle import CallWait
 from stageline.workers.runtime.loop import WorkerLoop
 from stageline.workers.runtime.machine import AwaitCredit, Take
 from stageline.workers.runtime.plan_calls import PlanCalls
-from stageline.workers.runtime.progress import CallWait, Progress
+from stageline.workers.runtime.progress import Progress
 from support.programs import calls_of, queued_calls
 from support.queue_pair import queue_of
 from support.redis_server import RedisServer

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stageline.broker.keys.pairs import KeyPair
-from stageline.workers.keys.key_file import KeyExists, KeyUnusable, key_path, new_pair, read_pair
+from stageline.workers.keys.key_file import KeyExists, key_path, new_pair, read_pair
+from stageline.workers.keys.private_file import KeyUnusable
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_a_folder_in_which_others_may_replace_the_key_is_refused(path: Path, tmp
     link.symlink_to(path)
     path.parent.chmod(0o777)
     for each in (path, link):
-        assert f"0777, so others may replace the key. Run: chmod go-w {path.parent}" in refusal(each)
+        assert f"0777, so others may replace it. Run: chmod go-w {path.parent}" in refusal(each)
     with pytest.raises(KeyUnusable):
         new_pair(path.with_name("other.key"))
     path.parent.chmod(0o1777)  # as /tmp, where each may replace only what is theirs

@@ -9,8 +9,9 @@ import pytest
 from stageline.broker.errors import BadKey
 from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.broker.keys.pairs import KeyPair, invitation_secret, operator_pair
-from stageline.workers.keys.key_file import KeyUnusable, new_pair, read_pair
+from stageline.workers.keys.key_file import new_pair, read_pair
 from stageline.workers.keys.keyring import own_broker, own_join_line, own_pair, pair_towards
+from stageline.workers.keys.private_file import KeyUnusable
 
 
 @pytest.fixture

@@ -43,7 +43,6 @@ from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.errors import BadMessage, EndpointTaken, ForeignMessage
-from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.evaluation import Criterion
@@ -51,6 +50,7 @@ from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.process import broker_process as module
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import Conversation, name
+from support.packed import packed_times
 
 PATIENCE = 10_000  # milliseconds after which a test gives up waiting
 TIMES = packed_times([(Action(Kind.FORWARD, 0), 0.0, 1.0)])
@@ -408,7 +408,6 @@ from time import time
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.transports.base import open_server
-from stageline.broker.ledger.ledger import packed_times
 from stageline.broker.ledger.losses import (Leases)
 from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.pipeline.schedule import Action, Kind, make_schedule

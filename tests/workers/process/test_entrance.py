@@ -1,6 +1,7 @@
 """The entrance to a broker: keys beyond this machine, the same line after a restart, and a log of keys."""
 
 import json
+import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from stageline.broker.keys.pairs import KeyPair, invite_pair, operator_pair
 from stageline.pipeline.plan import read_plan
 from stageline.workers.keys.keyring import own_pair
 from stageline.workers.process import entrance as module
-from stageline.workers.process.entrance import INVITED, LOG, Entrance, KeyLog
+from stageline.workers.process.entrance import FORMER_LOG, INVITED, LOG, Entrance, KeyLog
 
 BEYOND, HERE = "tcp://0.0.0.0:7000", "tcp://127.0.0.1:7000"
 
@@ -153,3 +154,19 @@ def test_a_log_of_keys_that_cannot_be_written_does_not_stop_the_broker(
 def _record(opened: module.OpenEntrance) -> dict[str, object]:
     assert opened.access.register is not None
     return msgspec.to_builtins(opened.access.register.record)
+
+
+def test_a_log_that_is_full_becomes_the_former_one_and_both_are_this_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_LOGGED", 500)
+    log = KeyLog(tmp_path)
+    for number in range(20):
+        log.note([KeyEvent("refused", f"k1.{number}", detail=100 * "x")])
+    sizes = [(tmp_path / name).stat().st_size for name in (LOG, FORMER_LOG)]
+    assert max(sizes) < 1000
+    lines = [*(tmp_path / FORMER_LOG).read_text().splitlines(), *(tmp_path / LOG).read_text().splitlines()]
+    kept = [json.loads(each)["key"] for each in lines]
+    assert kept == [f"k1.{number}" for number in range(20 - len(kept), 20)]
+    assert {stat.S_IMODE((tmp_path / name).stat().st_mode) for name in (LOG, FORMER_LOG)} == {0o600}
+    assert sorted(each.name for each in tmp_path.glob("keys.*")) == [LOG, FORMER_LOG]

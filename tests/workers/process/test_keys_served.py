@@ -33,6 +33,7 @@ from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.keys.register import Invitation, KeyRegister, Right
 from stageline.broker.transports.base import open_client, open_server
 from stageline.pipeline.addresses import parted
+from stageline.workers.control.client import Client
 from stageline.workers.process.broker_process import serve_channel
 from support.conversation import PLAN, TERMS
 from support.keyed import BROKER, OTHER, STRANGER, WORKER
@@ -121,6 +122,20 @@ def test_a_guest_and_an_invitation_take_no_place_and_give_no_orders(desk: Desk) 
     assert not desk.register.admits(STRANGER.public)
     assert not desk.core.run.registry.members
     assert len({(each.key, each.detail) for each in desk.events}) == len(desk.events) == 5
+
+
+def test_a_key_with_the_right_to_stop_stops_the_run_without_its_secret_and_others_do_not(desk: Desk) -> None:
+    for pair in (WORKER, GUEST):
+        client = Client(desk.url, bytes, pair)
+        with client, pytest.raises(ValueError, match="no right to stop"):
+            client.request_stop("enough", at_step_end=True, timeout=PATIENCE)
+    assert desk.core.run.outcome is None
+    desk.register.admit(GUEST.public, time(), name="owner", rights=(Right.STOP,))
+    with Client(desk.url, bytes, GUEST) as client:
+        assert client.request_stop("enough", at_step_end=True, timeout=PATIENCE)["run"] == RUN.run
+        wait_for(lambda: client.ask("status", PATIENCE)["reason"] is not None)
+        assert "enough (owner)" in client.ask("status", PATIENCE)["reason"]
+    assert [each.key for each in desk.events if each.what == "stopped"] == [GUEST.public.text]
 
 
 def test_a_stolen_incarnation_and_a_recorded_message_of_another_do_not_count(desk: Desk) -> None:

@@ -9,11 +9,11 @@ import pytest
 from stageline.broker.control.records import StepRecord
 from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.control.store import MemoryStore, StoreUnusable
-from stageline.broker.ledger.ledger import packed_times
 from stageline.pipeline.plan import read_plan
 from stageline.pipeline.schedule import Action, Kind, make_schedule
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.records import measured, measured_timetable, open_store, recorded_run
+from support.packed import packed_times
 from support.redis_server import shared_server
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - dialled, which leads to this machine, and counts as another

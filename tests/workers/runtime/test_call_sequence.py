@@ -17,7 +17,7 @@ from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.errors import DataError
 from stageline.pipeline.schedule import schedule_names
 from stageline.workers.runtime.calls import Call, CallKind, CallRefused, Position, encode_call
-from stageline.workers.runtime.progress import CallWait
+from stageline.workers.runtime.idle import CallWait
 from support.payloads import bits
 from support.programs import queue_named
 from support.queue_pair import queue_of

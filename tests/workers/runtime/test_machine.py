@@ -3,8 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
+from stageline.pipeline.evaluation import Rounds
 from stageline.pipeline.schedule import make_schedule
-from stageline.workers.runtime.machine import AwaitCredit, Compute, Finish, Machine, OutOfPlace, Take
+from stageline.workers.runtime.machine import AwaitCredit, Closed, Compute, Finish, Machine, OutOfPlace, Take
 from support.programs import calls_of
 from support.shapes import line
 
@@ -54,6 +55,29 @@ def test_what_a_stage_that_runs_forward_only_gives_waits_for_credit_first() -> N
         walked.granted()
     assert isinstance(Machine(program.instructions(0)).granted(), Compute)
     assert isinstance(Machine(program.instructions(2)).command, Take)
+
+
+def test_a_step_that_is_held_back_is_not_begun_until_it_may_be_and_one_that_is_begun_is_finished() -> None:
+    walked = Machine(calls_of(make_schedule("gpipe", line(3), 1), 4).instructions(0))
+    assert walked.hold(0) == 1  # step 0 is begun
+    for _ in range(3):
+        assert not isinstance(walked.command, Closed)
+        if isinstance(walked.command, Take):
+            walked.arrived(walked.command.queue, 0, 0)
+        walked.computed()
+    assert walked.command == Closed(next(calls_of(make_schedule("gpipe", line(3), 1), 4).instructions(0, 1)))
+    assert walked.hold(3) == 3  # the step that all agree on
+    assert isinstance(walked.command, Compute)
+    assert walked.begun == 2
+    assert walked.hold(1) == 2
+    assert walked.hold(None) is None
+
+
+def test_an_evaluated_batch_is_not_held_back() -> None:
+    calls = calls_of(make_schedule("gpipe", line(2), 1), 2, Rounds(2, 1, None))
+    walked = Machine(iter([]))
+    walked.hold(0)
+    assert isinstance(walked.extend(iter([*calls.program.evaluation(0, range(1))])), AwaitCredit)
 
 
 def test_an_event_that_does_not_answer_the_command_is_refused() -> None:

@@ -1,10 +1,11 @@
 """What the compute loop leaves behind for the reports."""
 
-from stageline.broker.ledger.ledger import timed_actions
+from stageline.broker.ledger.times import timed_actions
 from stageline.pipeline.program import Per
 from stageline.pipeline.schedule import make_schedule
 from stageline.workers.runtime.calls import Position
-from stageline.workers.runtime.progress import CallWait, Progress
+from stageline.workers.runtime.idle import CallWait
+from stageline.workers.runtime.progress import Progress
 from support.programs import calls_of
 from support.shapes import line
 

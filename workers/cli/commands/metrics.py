@@ -4,7 +4,7 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from time import sleep
@@ -13,11 +13,14 @@ import click
 import msgspec
 from msgspec import UNSET
 
-from stageline.pipeline.errors import ExitCode
+from stageline.broker.errors import BrokerError
+from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.cli import options
 from stageline.workers.cli.help import Command, codes
+from stageline.workers.cli.measured import asked_by
 from stageline.workers.cli.options import folder_of
 from stageline.workers.cli.output import CommandFailed, answer, say, show
+from stageline.workers.cli.scraping import Address, ScrapeEndpoint
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import (
     METRICS,
@@ -29,6 +32,7 @@ from stageline.workers.runs.metrics import (
 )
 from stageline.workers.runs.owner import read_owner
 from stageline.workers.runs.tensorboard import EventFile
+from stageline.workers.runs.trackers import MlflowRun, RunEnd, Sink, WandbRun
 
 ROWS = 30  # of steps, that a table has unless more are wanted
 COLUMNS = ("step", "loss", "gradient norm", "learning rates", "rows", "time", "evaluation after so many steps")
@@ -87,7 +91,11 @@ def _number(value: float | None) -> str:
 @click.command(
     cls=Command,
     examples=("stageline metrics --follow", "stageline metrics runs/digits-20260131-101500-1f0c --csv > metrics.csv"),
-    groups={"Run": ("--every", "--follow"), "Output": ("--csv", "--tensorboard")},
+    groups={
+        "Run": ("--every", "--follow"),
+        "Output": ("--csv",),
+        "Other programs": ("--tensorboard", "--wandb", "--mlflow", "--prometheus"),
+    },
     codes=codes(ExitCode.REFUSED, usage="an option is wrong, or the run has no metrics here"),
 )
 @options.where
@@ -97,9 +105,26 @@ def _number(value: float | None) -> str:
 @click.option(
     "--tensorboard", metavar="DIR", type=click.Path(path_type=Path), help="Write event files for TensorBoard into DIR."
 )
+@click.option("--wandb", metavar="PROJECT", help="Write a run of Weights & Biases; WANDB_MODE=offline keeps it here.")
+@click.option("--mlflow", metavar="EXPERIMENT", help="Write a run of MLflow, at MLFLOW_TRACKING_URI.")
+@click.option(
+    "--prometheus",
+    metavar="[HOST:]PORT",
+    type=Address(),
+    help="Serve a run that goes on to Prometheus, as train --metrics does, until it ends.",
+)
 @options.as_json
 def metrics(
-    where: str | None, every: int | None, tensorboard: Path | None, *, follow: bool, csv: bool, as_json: bool
+    where: str | None,
+    every: int | None,
+    tensorboard: Path | None,
+    wandb: str | None,
+    mlflow: str | None,
+    prometheus: tuple[str, int] | None,
+    *,
+    follow: bool,
+    csv: bool,
+    as_json: bool,
 ) -> None:
     """Show losses, gradient norms and evaluations of a run, by step.
 
@@ -107,11 +132,19 @@ def metrics(
     newest run in ./runs. Metrics are read from the folder on the machine of the last stage's worker; what a script has
     evaluated, from the script's.
     """
-    if sum((csv, as_json, follow)) > 1 or (tensorboard is not None and (csv or as_json)):
-        raise click.UsageError("of --csv and --json take one, without --follow and --tensorboard")
+    writes = (tensorboard, wandb, mlflow) != (None, None, None)
+    if sum((csv, as_json, follow)) > 1 or (writes and (csv or as_json)):
+        raise click.UsageError(
+            "of --csv and --json take one, without --follow and what writes for other programs (--tensorboard, "
+            "--wandb, --mlflow)"
+        )
+    if prometheus is not None and (writes or follow or csv or as_json or every is not None):
+        raise click.UsageError("--prometheus goes alone: it asks the run's broker, and reads no files")
     folder = folder_of(where)
-    if tensorboard is not None:
-        _to_tensorboard(folder, tensorboard, every or 1, follow=follow)
+    if prometheus is not None:
+        _serve(folder, prometheus)
+    elif writes:
+        _hand_over(folder, _sinks(folder, tensorboard, wandb, mlflow), every or 1, follow=follow)
     elif follow:
         _follow(folder, every or 1)
     elif as_json:
@@ -161,15 +194,84 @@ def _show(folder: Path, every: int | None) -> None:
     show(f"metrics of {folder}: {steps} steps{shown}", COLUMNS, list(map(cells, _chosen(metrics_in(folder), every))))
 
 
-def _to_tensorboard(folder: Path, target: Path, every: int, *, follow: bool) -> None:
+def _sinks(
+    folder: Path, tensorboard: Path | None, wandb: str | None, mlflow: str | None
+) -> Iterator[EventFile | WandbRun | MlflowRun]:
+    """Yield what was asked for, each when it is to be opened."""
+    if tensorboard is not None:
+        yield EventFile(tensorboard, 0)
+        options.tell(f"show them with: tensorboard --logdir {tensorboard}")
+    if wandb is not None:
+        yield WandbRun(wandb, folder)
+    if mlflow is not None:
+        yield MlflowRun(mlflow, folder)
+
+
+def _hand_over(folder: Path, wanted: Iterable[EventFile | WandbRun | MlflowRun], every: int, *, follow: bool) -> None:
+    """Hand the lines of a run, and with `follow` those that come, to other programs."""
     with ExitStack() as stack:
-        file = stack.enter_context(EventFile(target, 0))
-        options.tell(f"show them with: tensorboard --logdir {target}")
+        lines = () if follow else _chosen(_lines(folder), every)
+        sinks: list[Sink] = []
+        for each in wanted:
+            stack.enter_context(_left(each, folder))
+            sinks.append(each)
+
+        def take(line: MetricsLine) -> None:
+            for sink in sinks:
+                line.add_to(sink)
+
         if follow:
-            _follow(folder, every, lambda line: line.add_to(file))
+            _follow(folder, every, take)
+        for line in lines:
+            take(line)
+
+
+@contextmanager
+def _left(sink: EventFile | WandbRun | MlflowRun, folder: Path) -> Iterator[None]:
+    """Return a context that leaves a run at a tracker as it is here: what ends the command is not the run's end."""
+    state = RunEnd.RUNNING
+    try:
+        yield
+        state = end_of(folder)
+    finally:
+        if isinstance(sink, EventFile):
+            sink.end()
         else:
-            for line in _chosen(_lines(folder), every):
-                line.add_to(file)
+            sink.leave(state)
+
+
+def end_of(folder: Path) -> RunEnd:
+    """Return how the run in `folder` has ended, by its records; "running" if they do not say, as on other machines."""
+    from stageline.workers.runs.records import RecordedState, recorded_run  # the table needs no records
+
+    try:
+        with recorded_run(folder) as run:
+            known = run.owner is not None or run.outcome is not None
+            state = run.state
+    except (StagelineError, BrokerError, OSError):
+        return RunEnd.RUNNING
+    match state:
+        case RecordedState.FINISHED:
+            return RunEnd.FINISHED
+        case RecordedState.FAILED:
+            return RunEnd.FAILED
+        case RecordedState.STOPPED | RecordedState.KILLED if known:
+            return RunEnd.KILLED
+        case _:
+            return RunEnd.RUNNING
+
+
+def _serve(folder: Path, address: tuple[str, int]) -> None:
+    """Serve the numbers of a run until it is over or, if that cannot be known here, until Ctrl-C."""
+    with ScrapeEndpoint(address) as endpoint, endpoint.serving(folder, asked_by(folder)):
+        while not _is_over(folder):
+            sleep(LOOK)
+
+
+def _is_over(folder: Path) -> bool:
+    owner = read_owner(folder)
+    ended = owner is not None and owner.alive is False
+    return ended or (folder / runs.RESULT).exists()
 
 
 def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
@@ -177,9 +279,7 @@ def _follow(folder: Path, every: int, take: Take = lambda line: None) -> None:
     tail = MetricsTail(folder)
     say(row(COLUMNS))
     while True:
-        owner = read_owner(folder)
-        ended = owner is not None and owner.alive is False
-        over = ended or (folder / runs.RESULT).exists()  # before the lines are read: none comes after them then
+        over = _is_over(folder)  # before the lines are read: none comes after them then
         for line in _chosen(tail.read(), every):
             say(row(cells(line)))
             take(line)

@@ -4,6 +4,7 @@ import faulthandler
 import os
 import shlex
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -11,15 +12,17 @@ import msgspec
 from click.core import ParameterSource
 
 from stageline.broker.keys.pairs import KeyPair
-from stageline.pipeline.addresses import is_showable, masked, transport_of
+from stageline.pipeline.addresses import is_showable, masked, parted, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
-from stageline.workers.cli import broker_address, completion, options
+from stageline.workers.cli import broker_address, completion, options, scraping, telemetry
 from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
+from stageline.workers.cli.measured import asked_here
 from stageline.workers.cli.output import log_to_stderr, say
 from stageline.workers.control.enrolling import JOIN, address_of, demand_key, entered, is_join_line
 from stageline.workers.control.refusals import shown
+from stageline.workers.keys.party_keys import placed
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan
@@ -98,7 +101,7 @@ def worker(
     the plan is that of a script, and its functions are imported from the current folder, which must have the script's
     files.
     """
-    log_to_stderr()
+    log_to_stderr(to_file=lifeline != -1 and not standing_in)
     if join is not None and broker is not None:
         raise click.UsageError("--join goes without --broker: both name the broker. Leave one of them out")
     given = broker_address.given(join or broker)
@@ -114,6 +117,9 @@ def worker(
     quiet = lifeline != -1
 
     def work(plan: "Plan", url: str, pair: KeyPair | None) -> int:
+        place, alone = index, quiet and not parted(url)[1]  # `train` has all workers here
+        if plan.parties is not None and not alone:
+            place, pair = placed(plan, url, index, os.environ)
         from stageline.workers.process.worker import WorkerOptions
         from stageline.workers.process.worker_process import run_worker
 
@@ -127,7 +133,7 @@ def worker(
             WorkerOptions(
                 url,
                 called,
-                index,
+                place,
                 patience,
                 pair=pair,
                 lifeline=lifeline,
@@ -142,6 +148,9 @@ def worker(
     if scripted:
         return _work_for_script(given, called, patience, sets, work)
     plan = options.plan_of(config, sets, address_of(given))
+    if plan.parties is not None:  # their keys are not enrolled
+        demand_key(text := given or plan.broker.url, insecure=False)
+        return work(plan, address_of(text), None)
     return work(plan, *_entered(given or plan.broker.url, called, patience, insecure=plan.broker.insecure))
 
 
@@ -183,7 +192,7 @@ def _work_for_script(
         "stageline broker examples/digits --bind tcp://10.0.0.4:5600",
         "stageline broker examples/digits --run digits-20260131-101500-1f0c --resume",
     ),
-    groups={"Run": ("--run", "--resume", "--allow"), "Network": ("--bind",)},
+    groups={"Run": ("--run", "--resume", "--allow"), "Network": ("--bind",), "Monitoring": ("--metrics", "--otel")},
     codes=codes(
         ExitCode.NO_WORKER,
         ExitCode.SAVED,
@@ -213,6 +222,8 @@ def _work_for_script(
     is_flag=True,
     help="Continue the run even if it was stopped. Workers that are still training keep their places.",
 )
+@scraping.option
+@telemetry.option
 @click.option("--new", is_flag=True, hidden=True, help="No broker has served the run before.")
 @click.option(
     "--length",
@@ -227,12 +238,14 @@ def broker(
     bind: str | None,
     run: str | None,
     resume: bool,
+    metrics: tuple[str, int] | None,
+    otel: bool,
     new: bool,
     length: str | None,
     lifeline: int,
 ) -> int:
     """Run the broker of the plan CONFIG until the run is over."""
-    log_to_stderr()
+    log_to_stderr(to_file=lifeline != -1)
     plan = options.plan_of(config, sets, bind or "")
     from stageline.broker.control.records import RunLength
     from stageline.workers.process.broker_process import BrokerOptions, run_broker
@@ -258,8 +271,13 @@ def broker(
         resume,
         new or not run,
         msgspec.json.decode(length, type=RunLength) if length else None,
+        partial(options.plan_of, config, sets, bind or "") if lifeline == -1 else None,
     )
-    return run_broker(plan, place, announce)
+    with (
+        telemetry.monitoring(metrics, otel=otel) as shown,
+        shown(runs.folder(plan, place.run), asked_here(place.questions)),
+    ):
+        return run_broker(plan, place, announce)
 
 
 @click.command(hidden=True)

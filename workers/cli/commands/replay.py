@@ -14,6 +14,7 @@ from stageline.workers.cli.output import CommandFailed, answer, say
 if TYPE_CHECKING:  # loads torch
     from stageline.workers.extras.recording.replay import Replayed
 
+_RECORDED = "recorded"  # the folder of a run's records
 _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: "nothing recorded to compare with"}
 
 
@@ -23,7 +24,7 @@ _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: 
         "stageline replay examples/digits --stage 0 --step 0 --microbatch 0",
         "stageline replay runs/digits-20260131-101500-1f0c --stage 1 --step 118 --microbatch 5",
     ),
-    groups={"Microbatch": ("--stage", "--step", "--microbatch")},
+    groups={"Microbatch": ("--stage", "--step", "--microbatch", "--messages")},
     codes=codes(
         ExitCode.REFUSED,
         ok="the recorded bits, or failure, again",
@@ -43,8 +44,22 @@ _SAME = {True: "the bits as recorded", False: "OTHER BITS than recorded", None: 
 )
 @click.option("--step", type=click.IntRange(min=0), required=True, help="The step, counted from 0.")
 @click.option("--microbatch", type=click.IntRange(min=0), required=True, help="The microbatch, counted from 0.")
+@click.option(
+    "--messages",
+    type=click.Path(exists=True, dir_okay=False),
+    multiple=True,
+    help="A file that `queue export` wrote; can be given several times.",
+)
 @options.as_json
-def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch: int, as_json: bool) -> None:
+def replay(
+    where: str,
+    sets: tuple[str, ...],
+    stage: str,
+    step: int,
+    microbatch: int,
+    messages: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Run one microbatch of one stage again, and compare its bits.
 
     The microbatch runs alone, in this process; its bits are compared with the recorded ones. WHERE is a run's folder,
@@ -62,13 +77,15 @@ def replay(where: str, sets: tuple[str, ...], stage: str, step: int, microbatch:
         options.require_existence(where)
         plan = options.plan_of(where, sets)
         folder = runs.newest(plan)
+    if messages and plan is None and not (folder / _RECORDED).exists():
+        plan = options.plan_of_run(folder, None, sets)
     from stageline.pipeline.model.load import code_of
     from stageline.workers.extras.recording import replay as again
 
     copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
     say(f"stageline: executes {', '.join(code_of(plan or again.recorded_plan(folder, copy)))}", err=True)
     with options.user_prints_to_stderr():
-        replayed = again.replay(folder, again.ReplayTarget(copy, step, microbatch), plan)
+        replayed = again.replay(folder, again.ReplayTarget(copy, step, microbatch), plan, [*map(Path, messages)])
     cause = cause_of(replayed.error) if replayed.error else None
     if issubclass(type(cause), BdbQuit):  # `isinstance` may ask the exception, whose class may be the user's
         raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)

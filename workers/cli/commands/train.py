@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -13,10 +14,15 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.program import Timed
-from stageline.workers.cli import completion, options
+from stageline.workers.cli import completion, options, scraping, telemetry
 from stageline.workers.cli.consent import allow
+from stageline.workers.cli.dashboards import dashboard_beside, demand_dashboard
 from stageline.workers.cli.help import Command, codes
+from stageline.workers.cli.measured import Monitoring, asked_by, asked_here
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
+from stageline.workers.cli.stalls import stall_command
+from stageline.workers.cli.telemetry import monitoring
+from stageline.workers.control.questions import Questions
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras import drawing as timetable
 from stageline.workers.runs.folder import RESULT, folder, lengthens
@@ -35,7 +41,10 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
 @click.command(
     cls=Command,
     examples=("stageline train examples/digits --set schedule.name=gpipe", "stageline train examples/digits --resume"),
-    groups={"Run": ("--resume", "--spares", "--allow")},
+    groups={
+        "Run": ("--resume", "--spares", "--allow", "--on-stall"),
+        "Monitoring": ("--dashboard", "--metrics", "--otel"),
+    },
     codes=codes(
         ExitCode.NO_WORKER,
         ExitCode.SAVED,
@@ -60,9 +69,31 @@ WIDE = 160  # columns of a timetable that is not printed on a terminal
 @click.option(
     "--spares", type=click.IntRange(min=0), default=0, help="Number of spare workers, each ready to replace a lost one."
 )
+@click.option(
+    "--on-stall",
+    metavar="CMD",
+    callback=stall_command,
+    help="Command to start, without a shell, when the run stalls or makes half as many steps per second as at its "
+    "best. It gets STAGELINE_RUN, STAGELINE_EVENT, STAGELINE_CAUSE and others, and a minute.",
+)
+@click.option(
+    "--dashboard", is_flag=True, help="Print a link to a page that follows the run, as `stageline dashboard`."
+)
+@scraping.option
+@telemetry.option
 @options.as_json
 @allow
-def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, as_json: bool) -> None:
+def train(
+    config: str,
+    sets: tuple[str, ...],
+    resume: str | None,
+    spares: int,
+    on_stall: tuple[str, ...],
+    dashboard: bool,
+    metrics: tuple[str, int] | None,
+    otel: bool,
+    as_json: bool,
+) -> None:
     """Train the plan CONFIG on this machine.
 
     The broker and every worker are processes of their own. The first Ctrl-C stops the run, after saving the step if
@@ -72,18 +103,21 @@ def train(config: str, sets: tuple[str, ...], resume: str | None, spares: int, a
     from stageline.workers.launch import template
     from stageline.workers.launch.template import libraries_of
 
+    if dashboard:
+        demand_dashboard()
+
     def leave(number: int) -> None:
         processes.abandon()
         exit_at_once(number)
 
-    with template.Template() as processes, Signals(on_first=leave):
+    with monitoring(metrics, otel=otel) as shown, template.Template() as processes, Signals(on_first=leave):
         processes.warm()  # first: reading the plan takes half a second, and the template's imports some seconds
         plan = options.plan_of(config, sets)
         _warn_of_address(plan)
         if spares:
             options.require_restarts(plan)
         processes.preload(libraries_of(plan))
-        _train(plan, config, sets, resume, spares, as_json, processes)
+        _train(plan, config, sets, resume, spares, on_stall, dashboard, shown, as_json, processes)
 
 
 def _warn_of_address(plan: "Plan") -> None:
@@ -102,6 +136,9 @@ def _train(
     sets: tuple[str, ...],
     resume: str | None,
     spares: int,
+    on_stall: Sequence[str],
+    dashboard: bool,
+    shown: Monitoring,
     as_json: bool,
     processes: "Template",
 ) -> None:
@@ -128,14 +165,18 @@ def _train(
         say(f"stageline: {line}", err=True)
     workers = counted(len(launch.plan.workers), "worker")
     say(f"stageline: run {launch.run}: {workers}, logs in {launch.folder}", err=True)
-    with options.user_prints_to_stderr(), progress_of(launch) as on_status:
-        ended = run_launch(launch, arguments, on_status, processes)
+    questions = Questions()
+    ask = asked_here(questions) if launch.plan.queues.in_one_process else asked_by(launch.folder)
+    beside = dashboard_beside(launch.folder) if dashboard else nullcontext()
+    following = progress_of(launch, on_stall)
+    with beside, options.user_prints_to_stderr(), shown(launch.folder, ask), following as on_status:
+        ended = run_launch(launch, arguments, on_status, processes, questions)
     if left_out := len(list(launch.folder.glob("skipped/stage-*/*"))):
         were = counted(left_out, "microbatch was", "microbatches were")
         say(f"stageline: {were} left out: {launch.folder / 'skipped'} says why", err=True)
     if ended.code == ExitCode.SAVED:
-        shown = options.plan_arguments(config, options.without_passwords(sets))
-        again = shlex.join(("stageline", "train", *shown, "--resume", launch.run))
+        named = options.plan_arguments(config, options.without_passwords(sets))
+        again = shlex.join(("stageline", "train", *named, "--resume", launch.run))
         raise CommandFailed(f"{ended.reason}. Go on with: {again}\nThe logs are in {launch.folder}", ended.code)
     if ended.result is None:
         reason = ended.reason if ended.code == ExitCode.INTERRUPTED else RunFailed.coded(ended.reason)

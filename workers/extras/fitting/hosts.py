@@ -31,9 +31,9 @@ from stageline.pipeline.plan.keys.key_types import (
     Section,
     Size,
     Truth,
-    nearest,
     whole,
 )
+from stageline.pipeline.plan.keys.names import nearest
 from stageline.pipeline.plan.tables import Key, dotted, lines_of, place
 
 _MOST_WORKERS = 64  # of one machine

@@ -20,7 +20,7 @@ import zmq
 
 from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.pairs import KeyPair
-from stageline.broker.keys.refusal import KeyRefusal
+from stageline.broker.keys.parties import Parties
 from stageline.broker.queues.secrets import PlacesAdmitted
 from stageline.broker.transports.base import backend_of, open_server
 from stageline.broker.transports.sockets.bind import listening
@@ -32,6 +32,7 @@ from stageline.workers.control.enrolling import address_of, is_join_line
 from stageline.workers.disk.owned_folder import longest_socket_path
 from stageline.workers.keys.key_file import key_path, read_pair
 from stageline.workers.keys.keyring import pair_towards
+from stageline.workers.keys.party_keys import NotOfParty, parties_here
 
 from .trial_result import TriedPlan
 
@@ -162,7 +163,9 @@ def _plan(plan: Plan, trial: TryPlan) -> Iterator[CheckResult]:
         yield CheckResult("determinism", health, differences[0] or same)
 
 
-def examine_keys(broker: str, *, insecure: bool, environment: Mapping[str, str]) -> Iterator[CheckResult]:
+def examine_keys(
+    broker: str, *, insecure: bool, environment: Mapping[str, str], parties: Parties = ()
+) -> Iterator[CheckResult]:
     """Yield the findings about keys: of the libraries, of this user, and of the broker, which is asked if it has some.
 
     The check enrols no key.
@@ -171,6 +174,7 @@ def examine_keys(broker: str, *, insecure: bool, environment: Mapping[str, str])
         broker: Address of the broker, or a join line.
         insecure: `broker.insecure` of the plan.
         environment: Variables, which may say where the key file is.
+        parties: Parties of the plan.
     """
     has_curve = zmq.has("curve")
     found = f"ZeroMQ {zmq.zmq_version()} {'has' if has_curve else 'lacks'} it"
@@ -180,10 +184,21 @@ def examine_keys(broker: str, *, insecure: bool, environment: Mapping[str, str])
         yield _tried("own key", lambda: f"{read_pair(path).public.text}, in {path}, which others cannot read")
     else:
         yield CheckResult("own key", Health.NOTE, f"there is none yet; it is made in {path} when it is first needed")
+    if parties:
+        yield _tried("party", lambda: _party(parties, environment))
     if is_join_line(broker) or parted(broker)[1]:
         yield _tried("broker", lambda: _known(broker, environment))
     else:
         yield _unkeyed(broker, insecure)
+
+
+def _party(parties: Parties, environment: Mapping[str, str]) -> str:
+    """Return the parties whose keys this machine has. Raises `NotOfParty` if it has none."""
+    here = parties_here(parties, environment)
+    if not here:
+        known = ", ".join(f"{each.name} ({each.shown})" for each in parties)
+        raise NotOfParty(f"this machine has the key of none of them: {known}. A broker's machine may have none")
+    return "; ".join(f"{party.name}, which has {party.workers}, by the key in {path}" for party, path in here)
 
 
 def _unkeyed(broker: str, insecure: bool) -> CheckResult:
@@ -207,7 +222,7 @@ def _known(broker: str, environment: Mapping[str, str]) -> str:
         try:
             client.ask("status", _ANSWER)
         except KeyRefused as error:
-            if url == broker or error.refusal is not KeyRefusal.NOT_ADMITTED:
+            if url == broker or not error.refusal.may_pass:
                 raise
             return f"{masked(url)} has the key of the line, with which this machine has yet to join"
     return f"{masked(url)} has the key of its address, and admits that of this machine"

@@ -144,7 +144,7 @@ def recorded_plan(run: Path, stage: int) -> Plan:
     return from_mapping(about.plan, file=about.file or None)
 
 
-def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replayed:
+def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None, exported: Sequence[Path] = ()) -> Replayed:
     """Replay a microbatch of the run in the folder `run`.
 
     Actions before the microbatch print nothing and skip breakpoints. Sets torch's number of threads.
@@ -153,6 +153,8 @@ def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replaye
         run: Folder of the run.
         wanted: Stage, step and microbatch.
         plan: Plan of the run as it is read now. By default the recorded plan is used.
+        exported: Files of messages that queues of the run have retained, besides what is recorded. With them, a run
+            that has recorded nothing needs `plan`.
 
     Raises:
         NotRecorded: The messages up to the microbatch are not recorded, or `plan` is another plan than the run's.
@@ -166,19 +168,45 @@ def replay(run: Path, wanted: ReplayTarget, plan: Plan | None = None) -> Replaye
         ComputeFailed: An action before the microbatch failed.
     """
     records = RecordDirectory(run, wanted.stage)
-    about = records.about()
-    recorded = recorded_plan(run, wanted.stage)
+    name, recorded = _recorded(run, wanted.stage, plan if exported else None)
     if plan is not None and plan.digest() != recorded.digest():
-        raise NotRecorded(f"run {about.run} was made under another plan than this one; name its folder, {run}, instead")
+        raise NotRecorded(f"run {name} was made under another plan than this one; name its folder, {run}, instead")
     job = prepare(plan or recorded)
     _require_existence(job, wanted)
     torch.set_num_threads(job.plan.workers[job.schedule.owner(wanted.stage)].threads)
-    path = _find_path(job, records, wanted, Origin(about.run, job.plan.digest()))
+    path = _find_path(job, records, wanted, Origin(name, job.plan.digest()), _exported(job, exported))
     decisions = SkipLog(run, again=wanted)
     reason = records.reason(wanted.step, wanted.microbatch)
     if reason is None and (skipped := decisions.reason(wanted)) is not None:
         reason = Reason(action=str(Action(Kind.FORWARD, wanted.stage, wanted.microbatch)), raised=True, reason=skipped)
-    return _run(job, path, wanted, about.run, reason, decisions)
+    return _run(job, path, wanted, name, reason, decisions)
+
+
+def _recorded(run: Path, stage: int, plan: Plan | None) -> tuple[str, Plan]:
+    """Return the id and the plan of a run; where nothing is recorded, `plan` is the plan. Raises `NotRecorded`."""
+    try:
+        return RecordDirectory(run, stage).about().run, recorded_plan(run, stage)
+    except NotRecorded:
+        if plan is None:
+            raise
+        return run.resolve().name, plan
+
+
+def _exported(job: Job, files: Sequence[Path]) -> dict[Place, RecordedMessage]:
+    """Return exported messages under the names by which records have them: each was taken, and given before.
+
+    Raises:
+        NotRecorded: A file has messages of a queue that the plan does not have.
+    """
+    found: dict[Place, RecordedMessage] = {}
+    for (direction, name, number), entry in messages_in(files).items():
+        queue = job.program.queues.get(name)
+        if queue is None or queue.target is None:
+            raise NotRecorded(f"{entry.file} has messages of {name}, which no stage of this plan takes from")
+        step, microbatch = queue.at(number)
+        place = f"{queue.flow}-{queue.target}", step * job.schedule.microbatches + microbatch
+        found[direction, *place] = found[Direction.GIVEN, *place] = entry
+    return found
 
 
 def _require_existence(job: Job, wanted: ReplayTarget) -> None:
@@ -195,7 +223,13 @@ def _require_existence(job: Job, wanted: ReplayTarget) -> None:
         )
 
 
-def _find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin: Origin) -> ReplayPath:
+def _find_path(
+    job: Job,
+    records: RecordDirectory,
+    wanted: ReplayTarget,
+    origin: Origin,
+    exported: Mapping[Place, RecordedMessage],
+) -> ReplayPath:
     """Return the path from the newest usable snapshot, or from the state that is recorded with a bad microbatch.
 
     Raises:
@@ -203,7 +237,7 @@ def _find_path(job: Job, records: RecordDirectory, wanted: ReplayTarget, origin:
         RecordDamaged: A file of records is damaged.
         SnapshotDamaged: The state recorded with a bad microbatch is damaged.
     """
-    messages = records.messages()
+    messages = {**exported, **records.messages()}
     checkpoints = SnapshotDirectory(records.run / CHECKPOINTS, origin)
     damages: list[str] = []
     starts = [step for step in checkpoints.steps(wanted.stage) if 0 < step <= wanted.step]

@@ -38,6 +38,7 @@ from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import LAST_REPLIES, UNDER_WAY, Call, CallKind, Position, answers, settled_call
 from stageline.workers.runtime.progress import Doing, Progress
+from stageline.workers.runtime.queue_counter import QueueCounter
 
 from .batch_record import BatchRecord
 from .calls import CallLog, OpenCall, Replies, WeightNames, messages
@@ -155,6 +156,7 @@ class Driver:
         self._answers = program.inbound(program.script)
         self._inbound = {queue.name: queues.inbound(queue) for queue in self._answers}
         self._outbound = {queue.name: queues.outbound(queue) for queue in program.outbound(program.script)}
+        self._counter = QueueCounter(queues, program.ends_of(program.script), program.script)
         self._thread = threading.Thread(target=self._serve, name="calls", daemon=True)
 
     def begin(self) -> None:
@@ -218,6 +220,7 @@ class Driver:
                 self._obey()
                 self._put_calls()
                 self._hand_out()
+                self._count_queues()
                 self._take_replies()
         except (BrokerError, Stopped) as error:
             self._end(str(error), error.exit_code)
@@ -279,6 +282,11 @@ class Driver:
                 return None
             opened = self._submitted.popleft()
             return replace(opened, call=self.calls.numbered(opened.call))
+
+    def _count_queues(self) -> None:
+        """Count the script's queues, if the next report wants that."""
+        if self.progress.counts_wanted:
+            self.progress.counted(self._counter.count(time()))
 
     def _take_replies(self) -> None:
         """Wait for the next reply, or for something to do."""

@@ -28,7 +28,7 @@ from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
 from stageline.workers.control.client import BrokerUnreachable, Client
-from stageline.workers.keys.keyring import own_join_line
+from stageline.workers.keys.keyring import own_address, own_join_line
 from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.listing import ending_of
 from stageline.workers.runs.records import RecordedState, recorded_run
@@ -313,6 +313,9 @@ def command_there(plan: Plan, run: str) -> str:
             return (
                 "stageline worker --join @FILE, with FILE from here: stageline keys invite > FILE (it has a password)"
             )
+        if plan.parties is not None:
+            address = shlex.quote(own_address(broker, os.environ))
+            return f"stageline worker --join {address}, with the machine's own parties (--set parties.NAME.key=...)"
         return f"stageline worker --join {shlex.quote(own_join_line(broker, run, os.environ))}"
     if shown != broker:
         return f"stageline worker --join, with STAGELINE_BROKER__URL={shown} and its password in the environment"

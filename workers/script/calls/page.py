@@ -228,6 +228,24 @@ def as_image(svg: str, about: str) -> str:
     return f'<img alt="{escape(about)}" style="max-width:100%" src="data:image/svg+xml;base64,{data}">'
 
 
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Panels about a line, as HTML that a notebook shows."""
+
+    html: str
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def framed(document: str, about: str) -> str:
+    """Return an HTML document as an element of a page, with which it shares neither style nor scripts."""
+    style = "width:100%;height:900px;border:0"
+    return (
+        f'<iframe title="{escape(about)}" sandbox="allow-scripts" style="{style}" srcdoc="{escape(document)}"></iframe>'
+    )
+
+
 def page(name: str, state: str, seen: Seen, workers: Sequence[str], timetable: Timetable) -> str:
     """Return HTML about a line; its images share no style with the page that it is put into.
 

@@ -45,6 +45,7 @@ from stageline.workers.launch.template import ForkedTemplate
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts, LaunchOutcome
 from stageline.workers.runs.owner import require_free, write_owner
+from stageline.workers.runs.pauses import PauseNews
 from stageline.workers.runs.records import CODE
 from stageline.workers.script.calls.news import LostWorkers, command_there
 
@@ -109,10 +110,10 @@ def _outcome(task: LauncherTask, report: LauncherReport) -> LaunchOutcome:
         script = own_place if task.plan.scripted else None  # else the batches come from a data source
         local = local_run(task.plan, task.folder, [PLAN], template, task.resume, script=script, remote=remote)
         report.write(LaunchStarted(local.broker or broker_url(template.sockets), str(template.sockets)))
-        lost = LostWorkers(again)
+        lost, pauses = LostWorkers(again), PauseNews()
 
         def tell(facts: Facts) -> None:
-            for line in lost.lines(facts):
+            for line in (*lost.lines(facts), *pauses.lines(facts)):
                 report.write(line)
 
         outcome = supervise(local, tell)

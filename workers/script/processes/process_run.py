@@ -29,8 +29,11 @@ from stageline.workers.checkpoint.trained_weights import load_weights
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped
+from stageline.workers.control.party_trust import trust_of
+from stageline.workers.control.peeking import Peeker, all_withheld_by, withheld_by
 from stageline.workers.errors import RunFailed
 from stageline.workers.keys.keyring import pair_towards
+from stageline.workers.keys.party_keys import pair_of_place
 from stageline.workers.process.open_queues import open_queues, reachable
 from stageline.workers.process.worker_process import identity_of
 from stageline.workers.runs import folder as runs
@@ -44,6 +47,7 @@ from stageline.workers.script.calls.news import Asked, ask, early_end, say, wait
 from stageline.workers.script.calls.page import Timetable, timed_in, timetable_of
 
 from .launcher import LauncherLifeline, LocalProcesses, start_processes
+from .panels import panels_of
 from .saving import await_former_processes, save_checkpoint
 
 BEGIN_TIMEOUT = 5.0  # seconds, as the workers have for the steps themselves
@@ -122,10 +126,12 @@ class ProcessRun:
             stack.enter_context(script_log(self.folder))
             broker = self._processes.broker
             self._pair = pair_towards(broker, os.environ)
+            member = pair_of_place(plan, broker, program.script, os.environ)
             self._control = ControlThread(
                 broker,
                 identity_of(plan, "script", program.script),
-                self._pair,
+                member,
+                trust=trust_of(plan, member),
                 lifeline=LauncherLifeline(self._processes),
                 exit_process=lambda code: None,
             )
@@ -181,6 +187,11 @@ class ProcessRun:
         if facts is None:
             return timetable_of(schedule, measured_timetable(self._plan, self.folder.name, schedule, self.position))
         return timetable_of(schedule, timed_in(schedule, facts))
+
+    def panels(self) -> str:
+        """Return the page about the run as an element of a notebook's page."""
+        broker = "" if self._driver.ended.is_set() else self._processes.broker
+        return panels_of(self.folder, broker, self._pair)
 
     def save(self, folder: Path, call: Callable[[str], Replies]) -> None:
         """Save a checkpoint; `call` has the workers write it into the folder that it is given. Raises `NotSaved`."""
@@ -273,7 +284,7 @@ class ProcessRun:
             if driver is not None:
                 driver.lack_room(reason)
 
-        queues = open_queues(self._plan, self._program, assigned, folder, waiting, wakes_at_once=True)
+        queues = open_queues(self._plan, self._program, assigned, folder, waiting, pair=self._pair, wakes_at_once=True)
         start = self._position_of(assigned)
         commands = self._control.commands
         check, resumable = self._plan.data.check, self._plan.recovery.on
@@ -290,7 +301,12 @@ class ProcessRun:
             at_end=self._at_end,
         )
         here = self._reachable(queues.endpoint)
-        self._control.start(assigned, here, driver.progress, steps=None, wake=queues.ring)
+        keyed = self._pair is not None
+        withheld, shows_code = withheld_by(self._plan, keyed=keyed), not all_withheld_by(self._plan, keyed=keyed)
+        peek = Peeker(assigned.run, assigned.index, queues, withheld)
+        self._control.start(
+            assigned, here, driver.progress, steps=None, wake=queues.ring, peek=peek, shows_code=shows_code
+        )
         driver.begin()
         stack.callback(driver.close, CLOSE_TIMEOUT)
         stack.callback(self._at_end)

@@ -270,12 +270,15 @@ def test_digests_of_steps_are_equal_at_both_ends_and_tell_a_stranger_nothing(sta
 
 
 def test_padded_messages_of_similar_sizes_lie_there_with_one_size(stack: ExitStack, client: Any, url: str) -> None:
-    line = line_at(stack, url, secrets=QueueSecrets(sealing_of=partial(sealing, is_padded=True)))
+    line = line_at(stack, url, secrets=QueueSecrets(sealing_of=sealing), is_padded=True)
     tensors = payloads(1, 250) + payloads(1, 252) + payloads(1, 256)  # 1000 to 1024 bytes
     put_all(line, tensors)
     take_all(line, tensors)
     sizes = [[len(fields[b"d"])] for _, fields in client.xrange(STREAM)]
     assert sizes[0] == sizes[1] == sizes[2]
+    line.producer.rekey(QueueSecrets(sealing_of=partial(sealing, word=b"another")))  # it is padded with these, too
+    client.flushdb()
+    wait_for(lambda: [[len(fields[b"d"])] for _, fields in client.xrange(STREAM)] == sizes)
 
 
 def test_what_is_spilled_is_what_is_kept_and_is_sealed_anew_when_it_is_put_again(

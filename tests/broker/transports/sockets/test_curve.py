@@ -22,7 +22,7 @@ from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.secrets import QueueSecrets
 from stageline.broker.transports.base import backend_of, open_client, open_server
-from stageline.broker.transports.sockets import curve, zeromq_channel, zeromq_queues
+from stageline.broker.transports.sockets import connection_guard, curve, zeromq_channel, zeromq_queues
 from stageline.broker.transports.sockets.curve import CurveClient, CurveServer
 from stageline.broker.transports.sockets.zeromq_queues import ZeroMQQueues
 from stageline.pipeline.addresses import parted
@@ -76,6 +76,31 @@ def test_messages_pass_between_keys_that_know_each_other_and_the_sender_is_known
         assert client.receive(PATIENCE) == b"welcome"
         assert client.renewed()
         assert client.refusal == ""
+
+
+def test_a_connection_that_is_idle_for_an_hour_stays(server: ServerChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard's clock is set ahead; nothing else closes a connection, and TCP's own probes keep it in the tables of
+    routers, every 10 s. An hour of the real clock is not for a test."""
+    looks = 0
+
+    def an_hour_later() -> float:
+        nonlocal looks
+        looks += threading.current_thread() is not threading.main_thread()
+        return monotonic() + 3600
+
+    monkeypatch.setattr(connection_guard, "CALM", 5)
+    with capture_logs() as logs, dialling(server.endpoint) as client:
+        send(client, b"hello")
+        [(sender, _)] = received(server)
+        server.trust(sender)
+        server.send([(sender, b"welcome")])
+        assert client.receive(PATIENCE) == b"welcome"
+        assert client.renewed()
+        monkeypatch.setattr(connection_guard, "monotonic", an_hour_later)
+        wait_for(lambda: (not server.receive(0.0) and looks > 50) or None)  # what the broker has read counts
+        client.send(b"again")
+        assert received(server) == [(sender, b"again")]
+        assert logs == []  # of a connection that was closed
 
 
 def test_a_broker_with_keys_is_found_at_a_keyed_address_and_listens_there_again() -> None:

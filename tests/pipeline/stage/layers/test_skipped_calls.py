@@ -191,7 +191,13 @@ def test_hooks_of_layers_and_of_modules_in_them_are_called_as_in_the_unsplit_mod
     schedule = "zb-h1" if split else "1f1b"
     optimizer = partial(torch.optim.SGD, lr=0.1)
     with Line(
-        made(), cut=[1], schedule=schedule, loss=functional.mse_loss, optimizer=optimizer, workers="inline"
+        made(),
+        cut=[1],
+        microbatches=1,  # as the model computes the batch here
+        schedule=schedule,
+        loss=functional.mse_loss,
+        optimizer=optimizer,
+        workers="inline",
     ) as line:
         line.step(x, y)
     optimizer(plain.parameters()).step()

@@ -12,6 +12,7 @@ from stageline.broker.control.protocol import encode
 from stageline.broker.keys.admission import ServerKeys
 from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.broker.keys.pairs import KeyPair
+from stageline.broker.keys.parties import Parties, Party
 from stageline.broker.transports.base import open_server
 from stageline.pipeline.addresses import parted
 from stageline.workers.extras.preflight import doctor
@@ -28,8 +29,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "keys" / "own.key"
 
 
-def found(broker: str, path: Path, *, insecure: bool = False) -> dict[str, CheckResult]:
-    results = examine_keys(broker, insecure=insecure, environment={VARIABLE: str(path)})
+def found(broker: str, path: Path, *, insecure: bool = False, parties: Parties = ()) -> dict[str, CheckResult]:
+    results = examine_keys(broker, insecure=insecure, environment={VARIABLE: str(path)}, parties=parties)
     return {each.what: each for each in results}
 
 
@@ -113,3 +114,13 @@ def test_another_brokers_key_and_a_broker_that_is_away_are_wrong(path: Path, mon
         another = found(keyed(parted(address)[0], STRANGER.public), path)["broker"]
     assert another.health is Health.BAD
     assert "another key" in another.found
+
+
+def test_a_machine_is_told_of_which_party_it_is_and_if_it_is_of_none(path: Path) -> None:
+    lab = Party("lab", (new_pair(path).public.text,), (0, 2))
+    of_lab = found("tcp://127.0.0.1:5600", path, parties=(lab,))["party"]
+    assert of_lab.health is Health.GOOD
+    assert f"lab, which has workers 0 and 2, by the key in {path}" in of_lab.found
+    of_none = found("tcp://127.0.0.1:5600", path, parties=(Party("home", (STRANGER.public.text,)),))["party"]
+    assert of_none.health is Health.BAD
+    assert f"home ({STRANGER.public.short})" in of_none.found

@@ -4,14 +4,19 @@ import csv
 import json
 import os
 import signal
+import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stageline.pipeline.errors import ExitCode
+from stageline.workers.cli.commands import metrics
 from stageline.workers.cli.commands.metrics import ROWS, every_for
 from stageline.workers.runs.metrics import METRICS, StepMetrics, encoded, evaluation_line
+from support.trackers import Mlflow, Wandb, mlflow_modules
 from support.workspace import Workspace, until
 
 
@@ -114,6 +119,77 @@ def test_without_the_package_the_command_to_install_it_is_named(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     assert workspace.here("metrics", "--tensorboard", "events") == 2
     assert 'pip install "stageline[tensorboard]"' in capsys.readouterr().err
+
+
+def test_other_programs_get_all_that_was_measured(
+    workspace: Workspace, folder: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb, server = Wandb(), Mlflow()
+    for module in (wandb, *mlflow_modules(server)):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for _ in range(2):
+        assert workspace.here("metrics", "--wandb", "p", "--mlflow", "e", "--every", "10") == 0
+    ((run),) = server.runs.values()
+    steps = list(range(0, 100, 10))
+    assert [step for key, _, _, step in run["metrics"] if key == "train/loss"] == steps
+    assert [step for key, _, _, step in run["metrics"] if key == "evaluation/accuracy"] == [50]
+    assert [each["step"] for each in wandb.logged if "train/loss" in each] == 2 * steps
+    assert (wandb.begun[0]["project"], wandb.begun[0]["id"], wandb.finished) == ("p", "small-1", 2)
+    assert workspace.here("metrics", "--wandb", "forbidden") == 1
+    assert "permission denied" in capsys.readouterr().err
+    (folder / METRICS).unlink()
+    assert workspace.here("metrics", "--wandb", "q") == 2
+    assert [each["project"] for each in wandb.begun] == ["p", "p"]
+
+
+OWNER = {"pid": 1, "host": "", "started": 1.0, "began": 1.0, "command": "train", "name": "small"}
+WHOLE = {
+    "run": "small-1", "steps": 100, "microbatches": 1, "loss": 0.5, "losses": {}, "metrics": {}, "weights_sha256": "",
+    "seconds": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "result", "state", "code"),
+    [
+        (None, WHOLE, "FINISHED", 0),
+        ({"ended": "a worker was lost", "code": int(ExitCode.FAILED)}, None, "FAILED", 1),
+        ({"ended": "interrupted", "code": int(ExitCode.INTERRUPTED)}, None, "KILLED", 255),
+        ({}, None, "KILLED", 255),
+        (None, None, "RUNNING", 255),  # another machine has the records
+    ],
+)
+def test_a_run_is_left_at_trackers_as_it_has_ended(
+    workspace: Workspace, folder: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, result: Any, state: str, code: int
+) -> None:
+    wandb, server = Wandb(), Mlflow()
+    for module in (wandb, *mlflow_modules(server)):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    (folder / "result.json").unlink()
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps(result))
+    if owner is not None:
+        gone = {**OWNER, "host": socket.gethostname(), "pid": 2**22 + 1, **owner}  # no process has this number
+        (folder / "process.json").write_text(json.dumps(gone))
+    assert workspace.here("metrics", "--wandb", "p", "--mlflow", "e", "--every", "50") == 0
+    assert [run["status"] for run in server.runs.values()] == [state]
+    assert wandb.codes == [code]
+
+
+def test_who_stops_to_follow_a_run_does_not_end_it_at_trackers(
+    workspace: Workspace, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Mlflow()
+    for module in mlflow_modules(server):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(metrics, "_follow", stop)
+    with suppress(KeyboardInterrupt):
+        workspace.here("metrics", "--follow", "--mlflow", "e")
+    assert [run["status"] for run in server.runs.values()] == ["RUNNING"]
 
 
 def test_a_run_is_followed_to_its_end(workspace: Workspace) -> None:

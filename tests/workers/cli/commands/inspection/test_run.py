@@ -2,6 +2,10 @@
 
 import json
 
+import jsonschema
+
+from stageline.workers.cli.schemas import schema_of
+
 
 def test_runs_are_listed_in_the_order_in_which_they_began(workspace, capsys):
     for steps in (6, 4):
@@ -10,6 +14,7 @@ def test_runs_are_listed_in_the_order_in_which_they_began(workspace, capsys):
     assert workspace.here("run", "ls", "--json") == 0
     listed = json.loads(capsys.readouterr().out)
     assert (listed["schema"], listed["folder"]) == ("run-ls/1", "runs")
+    jsonschema.validate(listed, schema_of("run-ls/1"))
     assert [(row["state"], row["steps"], row["total"]) for row in listed["runs"]] == [
         ("finished", *[n] * 2) for n in (6, 4)
     ]

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin
+from stageline.workers.cli.schemas import schema_of
 from support.workspace import MODEL, PLAN, Workspace
 
 LAYOUT = ("--set", "model.cut=[1]")
@@ -41,12 +43,14 @@ def error(workspace: Workspace, capsys: pytest.CaptureFixture[str], code: int, *
 def test_checkpoints_are_listed_verified_split_and_converted(workspace, run, capsys):
     name = str(run)
     listed = answer(workspace, capsys, "ls", name)
-    assert listed["schema"] == "checkpoint-ls/1"
+    jsonschema.validate(listed, schema_of("checkpoint-ls/1"))
     assert [(row["stages"], row["complete"]) for row in listed["checkpoints"]] == [([0, 1], True)] * len(
         listed["checkpoints"]
     )
     assert listed["checkpoints"][-1]["step"] == 6
-    assert len(answer(workspace, capsys, "verify", name, "--step", "6")["snapshots"]) == 2
+    verified = answer(workspace, capsys, "verify", name, "--step", "6")
+    jsonschema.validate(verified, schema_of("checkpoint-verify/1"))
+    assert len(verified["snapshots"]) == 2
 
     assert workspace.here("export", name, "whole.safetensors") == 0
     assert workspace.here("export", name, "parts", "--format", "stages", "--step", "6") == 0

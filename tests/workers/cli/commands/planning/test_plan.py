@@ -120,7 +120,7 @@ memory = "{memory}B"
 
 [[links]]
 between = ["here", "there"]
-latency = "1ms"
+latency = "10s"
 bandwidth = "10GB/s"
 """
 
@@ -133,7 +133,7 @@ def test_stages_are_found_for_machines_and_the_plan_takes_the_printed_lines(work
 
     found = json.loads(fitted(10**6, "--json"))
     assert found["schema"] == "fit/1"
-    (whole,) = found["stages"]  # a millisecond is more than this model takes
+    (whole,) = found["stages"]  # ten seconds are more than this model takes
     assert "cut" not in (lines := tomllib.loads(fitted(10**6).split("In the plan:")[1]))["model"]
     lines = tomllib.loads(fitted(whole["bytes"] - 1).split("In the plan:")[1])
     sets = [f"--set={key}={json.dumps(value)}" for key, value in flat(lines).items()]

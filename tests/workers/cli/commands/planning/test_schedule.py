@@ -3,12 +3,14 @@
 import json
 from xml.etree import ElementTree
 
+import jsonschema
 import pytest
 
 from stageline.pipeline import schedule
 from stageline.pipeline.program import check_schedule
 from stageline.workers.cli.app import run
 from stageline.workers.cli.commands.schedule import ABOUT
+from stageline.workers.cli.schemas import schema_of
 
 
 def output_of(capsys, *arguments):
@@ -26,6 +28,7 @@ def test_the_schedules_are_listed_each_with_a_sentence(capsys):
     listed = output_of(capsys, "schedule", "list").splitlines()[2:]
     assert [line.split()[0] for line in listed] == names
     facts = json.loads(output_of(capsys, "schedule", "list", "--json"))
+    jsonschema.validate(facts, schema_of("schedules/1"))
     assert [each["name"] for each in facts["schedules"]] == names
 
 

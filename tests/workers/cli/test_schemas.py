@@ -1,0 +1,32 @@
+"""The published schemas of what commands print with --json are those of the classes that the answers are made of."""
+
+import jsonschema
+import pytest
+
+from stageline.workers.cli.schemas import SCHEMAS, file_name, schema_of, text_of
+from support.paths import DOCS
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_published_schema_is_the_present_one(name):
+    command = "python -m stageline.workers.cli.schemas docs/schemas"
+    assert (DOCS / "schemas" / file_name(name)).read_text() == text_of(name), command
+    jsonschema.Draft202012Validator.check_schema(schema_of(name))
+
+
+def test_no_schema_is_published_that_no_answer_has():
+    assert {file.name for file in (DOCS / "schemas").iterdir()} == set(map(file_name, SCHEMAS))
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_schema_takes_no_unknown_key_anywhere(name):
+    schema = schema_of(name)
+    objects = [schema, *(each for each in schema.get("$defs", {}).values() if "properties" in each)]
+    assert all(each["additionalProperties"] is False for each in objects)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_what_a_class_says_of_its_attributes_stands_in_their_places(name):
+    text = text_of(name)
+    assert "Attributes:" not in text
+    assert '"description"' in text
