@@ -3,8 +3,8 @@
 The encoding is in `protocol.py`, the records that messages contain in `records.py`.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined, Peeked
-    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Hold, Peek, ShowStacks, ShowLog,
-                        Stop, Refused
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Copying, ScheduleOrders, Hold, Peek, ShowStacks,
+                        ShowLog, Stop, Refused
     command -> broker   Ask, StopRun, PauseRun, KeyOrder; a supervisor also Exited
     broker  -> command  Answer, Refused
 
@@ -29,6 +29,8 @@ from .peek import Look, Peeked
 from .place_keys import PlaceKeys, Secret
 from .queue_counts import Depth, Intake
 from .records import (
+    CopyOrder,
+    CopyState,
     Count,
     EvaluationRecord,
     Event,
@@ -42,12 +44,13 @@ from .records import (
     WorkerRecord,
 )
 
-CONTROL_VERSION = 18
+CONTROL_VERSION = 19
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, from which on no other step is added
 MOST_ROUNDS = 500  # of evaluation, in one report
 MOST_DIGESTS = 5000  # of steps of queues, in one report
 MOST_QUEUES = 20_000  # that one process has ends of
+MOST_COPIES = 20_000  # transfers of snapshots that one process takes part in
 LONGEST_TEXT = 100_000  # characters of a reason
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
 
@@ -90,6 +93,8 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
         parties: The parties of the process's plan.
         key: The text of the party's key that the process has; "" in a run without parties.
         notes: Notes for the other parties, sent with its endpoint. The broker passes them on, and cannot open them.
+        disk: A name that the run's folder on the worker's disk has for itself alone; "" before the worker knows it.
+            Workers with one disk hold no copies for each other.
     """
 
     version: int
@@ -112,6 +117,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     parties: ReceivedParties = ()
     key: Name = ""
     notes: Notes = {}
+    disk: Name = ""
 
 
 class Report(_ControlMessage, frozen=True, tag="report"):
@@ -147,6 +153,9 @@ class Report(_ControlMessage, frozen=True, tag="report"):
         timed: True to have the confirmation say when it was sent.
         clock: The seconds by which the broker's clock is ahead of the worker's, and how far that may be wrong; None if
             it is not known.
+        copies: The transfers of snapshots that the worker knows, by number, and how far each is.
+        copied: Chunks of snapshots that the worker has sent or received.
+        lacks: (stage, step) of each snapshot that the worker begins with, and that is not on its disk.
     """
 
     incarnation: Count
@@ -178,6 +187,9 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     memory: Count = 0
     timed: bool = False
     clock: tuple[float, float] | None = None
+    copies: Annotated[list[tuple[Count, CopyState]], msgspec.Meta(max_length=MOST_COPIES)] = []
+    copied: Count = 0
+    lacks: Annotated[list[tuple[Count, Count]], msgspec.Meta(max_length=MOST_COPIES)] = []
 
     @property
     def waiting(self) -> bool:
@@ -311,6 +323,17 @@ class Trim(_ControlMessage, frozen=True, tag="trim"):
     best: Count | None = None
 
 
+class Copying(_ControlMessage, frozen=True, tag="copying"):
+    """The transfers of snapshots that a worker takes part in now: a transfer that is not among them is over.
+
+    Sent again until the worker reports just these. `lost` are snapshots that the worker lacks, and that no other worker
+    holds.
+    """
+
+    orders: tuple[CopyOrder, ...] = ()
+    lost: tuple[tuple[Count, Count], ...] = ()
+
+
 class ScheduleOrders(_ControlMessage, frozen=True, tag="orders"):
     """The schedules of a run's steps, in a run that chooses them: all `orders` so far.
 
@@ -395,4 +418,6 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
 ToBroker = (
     Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | StopRun | PauseRun | KeyOrder
 )
-FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | Hold | Look | Stop | Refused | Answer
+FromBroker = (
+    Assigned | Standby | Peers | Confirmed | Trim | Copying | ScheduleOrders | Hold | Look | Stop | Refused | Answer
+)

@@ -36,7 +36,19 @@ from stageline.broker.control.store import Store
 from stageline.broker.keys.orders import KeyOrder
 from stageline.pipeline.errors import ExitCode
 
-from . import pausing, peeks, place_keys, queries, records, registration, reports, restart, shutdown, supervision
+from . import (
+    copying,
+    pausing,
+    peeks,
+    place_keys,
+    queries,
+    records,
+    registration,
+    reports,
+    restart,
+    shutdown,
+    supervision,
+)
 from .authenticity import Authenticity, refusal_to
 from .ordering import Ordering
 from .queries import NO_KEYS
@@ -242,6 +254,7 @@ class Coordinator:
             registration.promote(run, now)
             supervision.check_empty_places(run, now)
             self._trim(now)
+            copying.tick(run, now)
             self._order(now)
 
     def _pause(self, now: float) -> None:

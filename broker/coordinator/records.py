@@ -21,6 +21,7 @@ from stageline.broker.control.messages import Exited, Report
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import EvaluationRecord, Event
 from stageline.broker.control.store import Fact, Store, StoredRun
+from stageline.broker.ledger.checkpoint_tracker import CheckpointTracker
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Holder, IllegalTransition, Ledger
 from stageline.broker.ledger.losses import Replacement, Replacements, Standstill
@@ -28,7 +29,7 @@ from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.ledger.milestones import Milestone, Milestones
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.pauses import PauseBook
-from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch, lost_attempts
+from stageline.broker.ledger.recovery import LostAttempt, StartSearch, lost_attempts
 from stageline.broker.ledger.registry import Registry
 from stageline.broker.ledger.trend import Trend
 

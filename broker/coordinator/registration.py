@@ -366,7 +366,7 @@ def _has_ends(config: RunConfig, queue: Queue) -> bool:
 
 
 def _between(queues: Iterable[Queue], index: int, other: int) -> dict[str, Queue]:
-    return {queue.name: queue for queue in queues if {queue.producer, queue.consumer} == {index, other}}
+    return {each.name: each for each in queues if {each.producer, each.consumer} == {index, other} and not each.copies}
 
 
 def _differences(ours: Mapping[str, Queue], theirs: Mapping[str, Queue]) -> Iterator[str]:

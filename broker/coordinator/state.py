@@ -32,6 +32,8 @@ from stageline.broker.control.messages import Declined, FromBroker, Hello, Trim
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, RunLength
 from stageline.broker.control.store import Store
+from stageline.broker.ledger.checkpoint_tracker import CheckpointTracker
+from stageline.broker.ledger.copies import CopyBook
 from stageline.broker.ledger.counters import RunCounters
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
@@ -40,7 +42,7 @@ from stageline.broker.ledger.member import MemberStatus
 from stageline.broker.ledger.milestones import Milestones
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.pauses import PauseBook
-from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
+from stageline.broker.ledger.recovery import LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Registry
 from stageline.broker.ledger.script import ScriptMember, script_among
 from stageline.broker.ledger.trend import Trend
@@ -246,6 +248,7 @@ class RunState:
     events: EventLog = field(default_factory=EventLog)
     peeks: dict[int, PendingPeek] = field(default_factory=dict)  # questions that were passed on, by their numbers
     fault: str = ""  # what the broker itself cannot do for now, continuing "the broker"
+    copies: CopyBook = field(default_factory=CopyBook)  # transfers of snapshots between workers
     pace: RunPace = field(default_factory=RunPace)  # the times of the newest steps
     counters: RunCounters = field(default_factory=RunCounters)  # since this broker began
     outgoing: list[Outgoing] = field(default_factory=list)  # messages that the present decision sends
