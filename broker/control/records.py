@@ -153,6 +153,7 @@ class CopyState(StrEnum):
     DONE = "done"  # at the receiving end, the snapshot is on the disk and was read back
     LACKING = "lacking"  # the sending end does not have the snapshot
     FAILED = "failed"  # what the receiving end has cannot be used
+    SPENT = "spent"  # the end has given the transfer up, and takes no part in it again
 
 
 class CopyOrder(_ControlRecord, frozen=True, tag="copy"):

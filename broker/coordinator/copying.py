@@ -86,11 +86,13 @@ def _sources(run: RunState, owner: Member, stage: int) -> Iterator[int | None]:
 
 def _copy(run: RunState, owner: Member, stage: int, now: float) -> None:
     """Begin to copy the snapshot that the stage's holder is to get next, if there is one."""
-    step, place = run.checkpoints.wanted(stage), run.checkpoints.holder(stage)
+    place = run.checkpoints.holder(stage)
+    wanted = (step for step in run.checkpoints.wanted(stage) if not run.copies.lacks(stage, step, owner.incarnation))
+    step = next(wanted, None)
     if step is None or place is None or run.copies.is_under_way(stage, restores=False):
         return
     holder, report = run.registry.members.get(place), owner.report
     begun = report is not None and not report.lacks and owner.introduced
     there = holder is not None and holder.reachable and holder.introduced and holder.report is not None
-    if holder is not None and there and begun and not run.copies.lacks(stage, step, owner.incarnation):
+    if holder is not None and there and begun:
         run.copies.begin(stage, step, owner, holder, now, restores=False)

@@ -200,7 +200,7 @@ def _inform(run: RunState, member: Member) -> None:
             run.broadcast(peers_of(run))
         else:
             run.outgoing.append((member.sender, peers_of(run)))
-    complete = run.checkpoints.complete if run.config.snapshots else 0
+    complete = run.checkpoints.announced if run.config.snapshots else 0
     if complete and (announcement := run.announcement(complete)) is not None:
         run.outgoing.append((member.sender, announcement))
 

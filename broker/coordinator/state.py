@@ -288,7 +288,7 @@ class RunState:
     @property
     def trimmable(self) -> int:
         """The step before which neither a worker nor a replacement needs a message."""
-        return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
+        return self.checkpoints.announced if self.config.snapshots else self.ledger.finished_floor
 
     @property
     def rounds(self) -> Rounds | None:

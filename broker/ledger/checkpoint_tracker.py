@@ -30,6 +30,8 @@ class CheckpointTracker(msgspec.Struct):
         awaits_steps: True if all stages have a snapshot of a newer step, before which not all steps are reported.
         holders: By stage, the place whose worker holds the copies; None for a stage without. Empty if no stage has one.
         copied: By stage, steps from `complete` on of which the present holder has the snapshot.
+        settled: Newest complete checkpoint of which every copy was there. An older one than `complete` while copies of
+            that are to come, since it was found on the disks alone.
     """
 
     complete: int
@@ -37,6 +39,12 @@ class CheckpointTracker(msgspec.Struct):
     awaits_steps: bool = False
     holders: list[int | None] = []
     copied: list[set[int]] = []
+    settled: int = 0
+
+    @property
+    def announced(self) -> int:
+        """Step up to which queues may be trimmed and snapshots deleted; 0 while copies of `complete` are to come."""
+        return self.complete if self.settled == self.complete else 0
 
     @property
     def candidates(self) -> set[int]:
@@ -63,6 +71,7 @@ class CheckpointTracker(msgspec.Struct):
         self.copied = self.copied or [set() for _ in range(stages)]
         self.holders[stage] = holder
         self.copied[stage].clear()
+        self.settle()
         return True
 
     def add_copy(self, stage: int, step: int) -> bool:
@@ -70,7 +79,14 @@ class CheckpointTracker(msgspec.Struct):
         if self.holder(stage) is None or step < self.complete or step in self.copied[stage]:
             return False
         self.copied[stage].add(step)
+        self.settle()
         return True
+
+    def settle(self) -> None:
+        """Let the complete checkpoint be announced if each stage that needs a copy of it has one."""
+        kept = (self.holder(stage) is None or self.complete in self.copied[stage] for stage in range(len(self.newer)))
+        if self.settled < self.complete and all(kept):
+            self.settled = self.complete
 
     def lose_copies(self, place: int) -> None:
         """Forget the copies that the worker of `place` held: its disk may be lost."""
@@ -79,21 +95,21 @@ class CheckpointTracker(msgspec.Struct):
                 self.copied[stage].clear()
         self.awaits_steps = self.awaits_steps and bool(self.candidates)
 
-    def wanted(self, stage: int) -> int | None:
-        """Return the step whose snapshot the stage's holder is to get next; None if there is none.
+    def wanted(self, stage: int) -> list[int]:
+        """Return the steps whose snapshots the stage's holder is to get, the first one next.
 
         That of the complete checkpoint comes first. Then the newest that all stages have: a slow network leaves out
         those before it.
         """
         if self.holder(stage) is None:
-            return None
+            return []
         have, everywhere = self.copied[stage], set.intersection(*self.newer)
-        if self.complete and self.complete not in have:
-            return self.complete
+        complete = [self.complete] if self.complete else []
         if everywhere:
-            newest = max(everywhere)
-            return None if newest in have else newest
-        return None if self.newer[stage] & have else min(self.newer[stage], default=None)
+            following = [max(everywhere)]
+        else:
+            following = [] if self.newer[stage] & have else sorted(self.newer[stage])[:1]
+        return [step for step in (*complete, *following) if step not in have]
 
     def forget(self, stages: Iterable[int]) -> None:
         """Forget the snapshots of stages that have lost their owners, and the copies of those snapshots."""
@@ -107,8 +123,10 @@ class CheckpointTracker(msgspec.Struct):
         """Set `complete` to `step`: the records are lost, or newer snapshots are damaged. No copy is known then."""
         self.complete = step
         self.forget(range(len(self.newer)))
+        self.settled = min(self.settled, step)
         for copied in self.copied:
             copied.clear()
+        self.settle()
 
     def advance(self, finished: int, *, copied: bool = True) -> bool:
         """Complete the newest candidate that is at most `finished`, the steps reported by all stages. True if done.
@@ -125,6 +143,7 @@ class CheckpointTracker(msgspec.Struct):
         self.complete = max(reported)
         self.newer = [{step for step in steps if step > self.complete} for steps in self.newer]
         self.copied = [{step for step in steps if step >= self.complete} for steps in self.copied]
+        self.settle()
         return True
 
     def _kept(self, stage: int) -> set[int]:

@@ -94,18 +94,20 @@ class CopyBook:
             return None
         receives = member.incarnation == transfer.incarnations[1]
         transfer.is_ready = transfer.is_ready or receives
-        if not receives and state is CopyState.LACKING:
+        if (state is CopyState.LACKING) if not receives else (state is CopyState.FAILED):
             del self.transfers[number]
-            self._lacking.add((transfer.order.stage, transfer.order.step, member.incarnation))
+            self._lacking.add((transfer.order.stage, transfer.order.step, transfer.incarnations[0]))
             return None
-        if receives and state in (CopyState.DONE, CopyState.FAILED):
+        if state is CopyState.SPENT:
             del self.transfers[number]
-            self._lacking.discard((transfer.order.stage, transfer.order.step, member.incarnation))
-            return transfer if state is CopyState.DONE else None
-        return None
+        if not (receives and state is CopyState.DONE):
+            return None
+        del self.transfers[number]
+        self._lacking.discard((transfer.order.stage, transfer.order.step, member.incarnation))
+        return transfer
 
     def lacks(self, stage: int, step: int, incarnation: int) -> bool:
-        """Return True if the worker of this incarnation was asked for the snapshot and does not have it."""
+        """Return True if the worker of this incarnation was asked for the snapshot, and does not have it whole."""
         return (stage, step, incarnation) in self._lacking
 
     def due(self, members: Iterable[Member], lost: Mapping[int, tuple[tuple[int, int], ...]], now: float) -> "Told":

@@ -196,8 +196,8 @@ class Reconciliation:
             return None if self.unknown else ReconciledState(self._newest, {})
         if now < self._ends or (self.unknown and not self._at_the_beginning):
             return None
-        step = self._newest
         announced = max((memory.complete for _, memory in owners.values()), default=0)
+        step = self._safest(announced) if self._copies else self._newest
         if step < announced:
             return ReconciledState(step, {})
         kept = {index: owner for index, (owner, memory) in owners.items() if memory.step >= step}
@@ -223,8 +223,32 @@ class Reconciliation:
         return {snapshot for hello in self._hellos for snapshot in hello.snapshots or ()}
 
     @property
+    def _copies(self) -> bool:
+        """True if owners make copies for each other, on disks of their own."""
+        owners = [owner.hello for owner, _ in self._owners.values()]
+        disks = {hello.disk for hello in owners if any(queue.copies for queue in hello.queues)}
+        return len(disks - {""}) > 1
+
+    def _safest(self, announced: int) -> int:
+        """Return the newest step, from the `announced` one on, of which all snapshots are on two disks.
+
+        If there is none, the announced one has been copied before, unless a holder is lost. Owners that run go on
+        whatever the step; and a disk may be lost now.
+        """
+        stages = [stage for each in self._placement for stage in each]
+        twice = [step for step in self._common if step >= announced and all(self._is_copied(at, step) for at in stages)]
+        return max(twice, default=announced if announced in self._common else self._newest)
+
+    def _is_copied(self, stage: int, step: int) -> bool:
+        return len({hello.disk for hello in self._hellos if (stage, step) in (hello.snapshots or ())} - {""}) > 1
+
+    @property
+    def _common(self) -> set[int]:
+        return set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each))
+
+    @property
     def _newest(self) -> int:
-        return max(set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each)))
+        return max(self._common)
 
     def _steps_of(self, stage: int) -> set[int]:
         """Return the steps of which a stage has snapshots.

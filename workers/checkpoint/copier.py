@@ -7,6 +7,7 @@
 The compute loop calls `turn` between two actions while a transfer is under way. It never waits.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from .copies import CopyStore, Draft, Parts
 
 PATIENCE = 0.02  # seconds that a wait of the loop lasts at most while a transfer is under way
 AHEAD = 0.1  # seconds for which bandwidth that was not used may be used later
+REMEMBERED = 1000  # newest transfers that were over
 TURN = 8  # chunks that are taken in one turn at most: an action is not to wait for long
 
 Endpoints = Mapping[int, tuple[int, str]]  # of workers, by index, with their incarnations
@@ -93,7 +95,8 @@ class Copier:
         """
         self.lost: frozenset[tuple[int, int]] = frozenset()  # snapshots that the broker knows to be nowhere
         self.store = store
-        self._own = program.schedule.placement[place]
+        self._placement = program.schedule.placement
+        self._own = self._placement[place]
         self._held: set[int] = set()  # stages whose copies are here
         self._puts = {queue.name: queue for queue in program.outbound(place) if queue.copies}
         self._takes = {queue.name: queue for queue in program.inbound(place) if queue.copies}
@@ -103,6 +106,7 @@ class Copier:
         self._identity = run, incarnation
         self._bandwidth = bandwidth
         self._transfers: dict[int, Transfer] = {}
+        self._spent: deque[int] = deque(maxlen=REMEMBERED)
         self._attached: dict[str, Queue] = {}
         self._endpoints: Endpoints = {}
 
@@ -117,6 +121,7 @@ class Copier:
         wanted = {order.number: order for order in told.orders}
         for number in self._transfers.keys() - wanted.keys():
             self._transfers.pop(number).end()
+            self._spent.append(number)
         for number in sorted(wanted.keys() - self._transfers.keys()):
             if (begun := self._begin(wanted[number])) is not None:
                 self._transfers[number] = begun
@@ -145,6 +150,8 @@ class Copier:
         self._progress.note({number: each.state for number, each in self._transfers.items()})
 
     def _begin(self, order: CopyOrder) -> Transfer | None:
+        if order.number in self._spent:  # an older message about transfers came late; the chunks are gone
+            return Spent()
         if order.queue in self._takes:
             queue = self._takes[order.queue]
             inbound = self._queues.inbound(queue)
@@ -154,8 +161,10 @@ class Copier:
             self._held |= {order.stage} - {*self._own}
             return Receiving(order, inbound, self.store, self._progress)
         if order.queue in self._puts:
-            outbound = self._queues.outbound(self._puts[order.queue])
-            return Sending(order, outbound, self.store, self._put, self._progress)
+            queue = self._puts[order.queue]
+            restores = order.stage in self._placement[queue.consumer]
+            put = self._put if restores else self._put_last
+            return Sending(order, self._queues.outbound(queue), self.store, put, self._progress)
         return None
 
     def _connect(self, queues: Iterable[Queue]) -> None:
@@ -163,13 +172,33 @@ class Copier:
         if known:
             self._queues.connect(known)
 
+    def _put_last(self, outbound: Outbound, number: int, part: Tree) -> bool:
+        """Put a chunk if nothing else waits to be sent, as `_put`.
+
+        Not for a worker that has yet to be restored: what it has granted before its loss may wait for ever.
+        """
+        waits = any(map(_waits, map(self._queues.outbound, self._first)))
+        return not waits and self._put(outbound, number, part)
+
     def _put(self, outbound: Outbound, number: int, part: Tree) -> bool:
-        """Put a chunk, unless something else goes first. Returns True if that was done."""
-        if not self._bandwidth.is_free or any(map(_waits, map(self._queues.outbound, self._first))):
+        """Put a chunk if the bandwidth allows it. Returns True if that was done."""
+        if not self._bandwidth.is_free:
             return False
         outbound.put(Message(self._identity[0], outbound.queue.name, number, self._identity[1], part))
         self._bandwidth.use(sum(each.nbytes for each in tensors(part)))
         return True
+
+
+class Spent:
+    """An end of a transfer that was given up before."""
+
+    state = CopyState.SPENT
+
+    def turn(self) -> None:
+        """Do nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
 
 
 class Sending:

@@ -9,7 +9,7 @@ A copy is the same folder, byte for byte, so whatever reads a snapshot reads a c
 """
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -219,9 +219,16 @@ class CopyDraft:
 class DiskCopies:
     """Snapshots of a run on this machine, for transfers between workers. Its thread starts with the first of them."""
 
-    def __init__(self, snapshots: SnapshotDirectory) -> None:
-        """Read and write the snapshots of `snapshots`."""
+    def __init__(self, snapshots: SnapshotDirectory, missing: Collection[tuple[int, int]] = ()) -> None:
+        """Read and write the snapshots of a run.
+
+        Args:
+            snapshots: The snapshots.
+            missing: (stage, step) of those that do not count before they have been received: some may be damaged.
+        """
         self._snapshots = snapshots
+        self._missing = {*missing}
+        self._drafts: dict[tuple[int, int], CopyDraft] = {}  # the newest of those that are missing
         self._thread: BackgroundWriter | None = None
         self._newest: dict[int, int] = {}  # announced checkpoint, by stage
         self._cleared: set[int] = set()  # stages without drafts of former processes
@@ -236,13 +243,15 @@ class DiskCopies:
             self._thread.close(0.0)
 
     def has(self, stage: int, step: int) -> bool:
-        """Return True if there is a snapshot, which may be damaged."""
-        return self._snapshots.path(stage, step).exists()
+        """Return True if there is a snapshot that was not missing, or that was received."""
+        draft = self._drafts.get((stage, step))
+        received = draft is not None and draft.outcome is CopyState.DONE
+        return received or ((stage, step) not in self._missing and self._snapshots.path(stage, step).exists())
 
     def parts(self, stage: int, step: int) -> SnapshotParts | None:
         """Return a snapshot to send; None if it is not here, or cannot be read."""
         try:
-            return SnapshotParts(self._snapshots.path(stage, step))
+            return SnapshotParts(self._snapshots.path(stage, step)) if self.has(stage, step) else None
         except (SnapshotDamaged, OSError):
             return None
 
@@ -253,10 +262,13 @@ class DiskCopies:
             if stage not in self._cleared:
                 self._cleared.add(stage)
                 self._writer.submit(partial(self._snapshots.delete_drafts, stage), what=f"clear stage {stage}")
-            return CopyDraft(self._snapshots, stage, step, data, self._writer)
+            draft = CopyDraft(self._snapshots, stage, step, data, self._writer)
         except SnapshotDamaged as error:
             log.warning("refused", reason=f"a copy of a snapshot that came is not usable: {error}")
             return None
+        if (stage, step) in self._missing:
+            self._drafts[stage, step] = draft
+        return draft
 
     def forget(self, stage: int, complete: int, best: int | None) -> None:
         """Queue the deletion of copies from before the complete checkpoint that precedes `complete`."""

@@ -303,7 +303,7 @@ def open_snapshots(
 
 
 def missing_snapshots(job: Job, assigned: Assigned, checkpoints: SnapshotDirectory) -> list[tuple[int, int]]:
-    """Return (stage, step) of each snapshot that a worker begins with, and that may be had from another worker only.
+    """Return (stage, step) of each snapshot that a worker begins with, and that is not here, or is damaged.
 
     Args:
         job: The run's job; none is missing if its snapshots are not copied.
@@ -316,7 +316,7 @@ def missing_snapshots(job: Job, assigned: Assigned, checkpoints: SnapshotDirecto
     needed = {
         stage: beginning_of(stage, step, job.schedule, checkpoints) for stage in job.schedule.placement[assigned.index]
     }
-    return [(stage, step) for stage, found in needed.items() if not checkpoints.path(found, step).exists()]
+    return [(stage, step) for stage, found in needed.items() if checkpoints.verify(found, step)]
 
 
 def restore(

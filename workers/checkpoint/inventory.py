@@ -76,12 +76,13 @@ class LocalSnapshots:
         return Inspection(step, [stage for stage, wrong in found.items() if not wrong], [str(each) for each in damaged])
 
     def abandon(self, assigned: Assigned) -> None:
-        """Delete the assigned stages' snapshots of steps after the assignment's first, from ended lives of the run.
+        """Delete the snapshots and copies of steps after the assignment's first, from ended lives of the run.
 
         Raises `SnapshotFailed`.
         """
         checkpoints = checkpoints_of(self._plan, assigned.run)
-        for stage in self._stages_of(assigned.index):
+        here = (stage for stage, _ in self.snapshots(assigned.run) or ())
+        for stage in {*self._stages_of(assigned.index), *here}:
             checkpoints.delete_after(stage, assigned.step, assigned.since)
 
     def _stages_of(self, index: int) -> Sequence[int]:

@@ -31,7 +31,7 @@ def await_snapshots(
 ) -> None:
     """Wait until the snapshots that are `missing` have come, and serve the other workers meanwhile.
 
-    The commands stay where they are: all of them are carried out again once the worker has begun.
+    All commands but those about transfers are carried out again once the worker has begun.
 
     Args:
         missing: Snapshots that the worker begins with, and that are not on its disk.
@@ -45,18 +45,19 @@ def await_snapshots(
     Raises:
         Stopped: The run ends first, or this worker's part in it.
     """
-    done = 0
+    kept = []
     with progress.writing("snapshots that other workers hold are"):
         while left := [each for each in missing if not copier.store.has(*each)]:
             progress.copies.lack(left)
-            commands = list(control.commands)
-            for command in commands[done:]:
+            while control.commands:
+                command = control.commands.popleft()
                 _obey(command, copier, queues, program)
-            done = len(commands)
+                kept += [] if isinstance(command, Copying) else [command]
             copier.turn()
             if gone := copier.lost.intersection(left):
                 raise lost(min(gone))
             queues.pump(PATIENCE)
+    control.commands.extendleft(reversed(kept))
     progress.copies.lack(())
     if missing:
         log.info(f"restored snapshots from copies that other workers hold: stages {[stage for stage, _ in missing]}")

@@ -232,8 +232,8 @@ class Worker:
         files.give_back()
         self._stages = executor.stages
         checkpoints = checkpoints_of(job.plan, assigned.run)
-        copier = self._copier(stack.enter_context(DiskCopies(checkpoints)))
         missing = missing_snapshots(job, assigned, checkpoints)
+        copier = self._copier(stack.enter_context(DiskCopies(checkpoints, missing)))
         progress.copies.lack(missing)
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
         keyed = options.pair is not None
