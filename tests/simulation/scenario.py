@@ -212,14 +212,9 @@ def with_lost_disks(scenario: Scenario, *, many: bool = False) -> Scenario:
         return scenario
     rng = random.Random(scenario.seed + 11 * 10**9)
     actions = scenario.steps * sum(map(len, compile_program(scenario.schedule, scenario.passes).step))
+    faults = OF_DISKS if many else (PlannedFault.LOSE_DISK,)
     losses = [
-        Injection(
-            rng.choice(OF_DISKS) if many else PlannedFault.LOSE_DISK,
-            rng.randrange(actions),
-            rng.choice([0.0, rng.expovariate(1)]),
-            0.0,
-            1,
-        )
+        Injection(rng.choice(faults), rng.randrange(actions), rng.choice([0.0, rng.expovariate(1)]), 0.0, 1)
         for _ in range(rng.randint(1, 3) if many else 1)
     ]
     return replace(scenario, copies=True, keeps_best=False, injections=(*scenario.injections, *losses))

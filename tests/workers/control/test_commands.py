@@ -20,6 +20,7 @@ from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.joining import Stopped
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
+from support.copies import copier_of
 from support.programs import calls_of, queue_named, queued_calls
 
 STEPS = 5
@@ -117,7 +118,9 @@ class CommandedWorker:
 
     def run(self, workers_timeout: float = 10.0) -> None:
         assigned = Assigned("run", 0, 7, 0)
-        self.handler = CommandHandler(assigned, self.broker, self.queues, self.hooks, self.loop)
+        self.handler = CommandHandler(
+            assigned, self.broker, self.queues, self.hooks, self.loop, copier_of(self.loop.program, self.queues)
+        )
         try:
             self.handler.run(nothing_saved, workers_timeout=workers_timeout, lease=1.0)
         finally:
@@ -273,7 +276,7 @@ class CalledWorker:
 
     @property
     def parts(self):
-        return self.broker, self.queues, self.hooks, self.loop
+        return self.broker, self.queues, self.hooks, self.loop, copier_of(self.loop.program, self.queues)
 
     def first_retained(self, key: Queue) -> int:
         return self.queues.outbound(key).peek(1)[0].number
