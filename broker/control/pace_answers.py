@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .copies_answer import CopyFacts
 from .pauses import PauseFacts
 from .recovery_answer import RecoveryFacts
 
@@ -345,6 +346,7 @@ class StatusFacts(_RunFacts, frozen=True, kw_only=True):
         losses: Kept losses by step.
         metrics: Metrics of the newest round of evaluation.
         checkpoint: Step of the newest complete checkpoint; None in a run without snapshots.
+        copies: Copies of snapshots, by stage; none in a run without them.
         listening: True while a broker that was started again waits for the workers.
         recollecting: True while a broker without records asks the workers how far the run is.
         damaged: Damaged snapshots.
@@ -395,4 +397,5 @@ class StatusFacts(_RunFacts, frozen=True, kw_only=True):
     fault: str | UnsetType = UNSET
     declined: list[dict[str, Any]] | UnsetType = UNSET
     pace: PaceFact | UnsetType = UNSET
+    copies: list[CopyFacts] | UnsetType = UNSET
     result: dict[str, Any] | UnsetType = UNSET

@@ -96,3 +96,18 @@ def _copy(run: RunState, owner: Member, stage: int, now: float) -> None:
     there = holder is not None and holder.reachable and holder.introduced and holder.report is not None
     if holder is not None and there and begun:
         run.copies.begin(stage, step, owner, holder, now, restores=False)
+
+
+def told_copies(run: RunState) -> Iterator[dict[str, object]]:
+    """Yield the facts about the copies of each stage's snapshots; none of a run in which no stage has any."""
+    tracker = run.checkpoints
+    moving = {each.order.stage: each.order.step for each in run.copies.transfers.values() if not each.restores}
+    for stage, holder in enumerate(tracker.holders if any(each is not None for each in tracker.holders) else ()):
+        newest = max({tracker.complete, *tracker.newer[stage]})
+        yield {
+            "stage": stage,
+            "holder": holder,
+            "step": max(tracker.copied[stage], default=None),
+            "newest": newest,
+            "under_way": moving.get(stage),
+        }

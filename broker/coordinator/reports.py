@@ -123,6 +123,7 @@ def record_snapshots(run: RunState, report: Report, member: Member, *, copied: b
     told_of = [] if run.digests.differed else report.snapshots  # later ones contain what came of the difference too
     illegal = {each: wrong for each in told_of if (wrong := _wrong_with(run, each, report, member))}
     added = [run.checkpoints.add(*each) for each in told_of if each not in illegal]
+    copying.choose_holders(run)  # a broker that has lost its records may not have done so yet
     completed = run.checkpoints.advance(run.ledger.finished_floor, copied=run.outcome is None)
     if completed:
         run.replacements.in_a_row.clear()

@@ -10,6 +10,7 @@ from support.apart import ApartRun
 from support.fork_server import ForkServer
 from support.redis_server import shared_server
 from support.whole_run import expected
+from support.workspace import until
 
 STEPS = 40
 SETS = ("recovery.copies=1", f"run.steps={STEPS}", "recovery.snapshot_every=2", "recovery.lease=2")
@@ -72,9 +73,8 @@ def test_a_run_whose_worker_and_holder_are_lost_with_their_disks_ends_with_the_n
     for machine, worker in zip(machines, workers, strict=False):
         run.lose(machine, worker)
     others = [run.worker(machines[2 + index], index) for index in range(2)]
-    ended = [worker.wait() for worker in others]
-    assert all(ended), ended
-    reason = run.result()["reason"]
+    reason = until(run.broker.stderr, "has failed")
+    assert all(worker.wait() for worker in others)
     assert "no other worker holds a copy" in reason
     assert "checkpoints/stage-" in reason
     run.end()

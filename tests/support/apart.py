@@ -1,4 +1,4 @@
-"""A run of the tiny plan on machines that share no disk: each has a folder, which may be lost with all that is in it."""
+"""A run of the tiny plan on machines that share no disk: each has a folder, which may be lost with all in it."""
 
 import json
 import shutil
@@ -62,11 +62,13 @@ class ApartRun:
         wait_for(lambda: (self.status()["checkpoint"] or 0) >= step)
 
     def lose(self, machine: Workspace, *workers: Command) -> None:
-        """Kills the workers of a machine and deletes its folder of runs."""
+        """Kills the workers of a machine, and deletes its folder of runs and its sockets."""
         for worker in workers:
             worker.kill()
             worker.wait()
         shutil.rmtree(machine.folder / "runs")
+        shutil.rmtree(machine.temporary)
+        machine.temporary.mkdir()
 
     def result(self) -> dict[str, Any]:
         """How the run has ended."""
