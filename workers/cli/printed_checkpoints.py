@@ -1,4 +1,4 @@
-"""What `stageline checkpoint ls` and `verify` print with --json."""
+"""What `stageline checkpoint ls`, `verify` and `split` print with --json."""
 
 import msgspec
 
@@ -40,3 +40,42 @@ class CheckpointVerdicts(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     folder: str
     step: int | None
     snapshots: list[SnapshotState]
+
+
+class NewStage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A stage of the new layout, and the snapshots that it is made from.
+
+    Attributes:
+        worker: Place of its worker.
+        layers: Names of its layers.
+        old_stages: Stages of the run that have them.
+        snapshots: Paths of their snapshots.
+        absent: Those that are not on this machine.
+        best_snapshots: Paths of the snapshots of the best evaluation's checkpoint.
+        best_absent: Those of them that are not on this machine.
+    """
+
+    worker: int
+    stage: int
+    layers: list[str]
+    old_stages: list[int]
+    snapshots: list[str]
+    absent: list[str]
+    best_snapshots: list[str]
+    best_absent: list[str]
+
+
+class CheckpointSplit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A checkpoint in another layout, of `stageline checkpoint split`.
+
+    Attributes:
+        step: Step of the checkpoint.
+        new_run: Run that goes on from it.
+        written: True if the snapshots of the new stages were written.
+    """
+
+    run: str
+    step: int
+    new_run: str
+    written: bool
+    stages: list[NewStage]
