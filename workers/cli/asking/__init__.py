@@ -1,4 +1,4 @@
-"""Commands' way to a run: they look at it once or again and again, read its logs, pause it, and export messages of it.
+"""Commands' way to a run: questions, logs, a pause, an export of messages.
 
 May import `workers.cli` and what that may. Read first: `looking.py`.
 """

@@ -1,4 +1,4 @@
-"""Monitoring of a run that goes on: progress on stderr, stalls, a dashboard, Prometheus, OpenTelemetry.
+"""Beside a run: progress on stderr, stalls, a dashboard, Prometheus, OpenTelemetry.
 
 May import `workers.cli` and what that may. Read first: `progress.py`.
 """

@@ -1,4 +1,4 @@
-"""`stageline top`: a thread asks for facts, functions make panels of them, and textual draws these.
+"""`stageline top`: facts, panels made of them, and the screen.
 
 May import `workers.cli`, its rooms `asking` and `tables`, and what these may. Read first: `panels.py`.
 """
