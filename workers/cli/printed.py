@@ -197,6 +197,45 @@ class ReplayedMicrobatch(_Printed, frozen=True, kw_only=True):
     reproduced: bool
 
 
+class NewStage(_Printed, frozen=True, kw_only=True):
+    """A stage of the new layout, and the snapshots that it is made from.
+
+    Attributes:
+        worker: Place of its worker.
+        layers: Names of its layers.
+        old_stages: Stages of the run that have them.
+        snapshots: Paths of their snapshots.
+        absent: Those that are not on this machine.
+        best_snapshots: Paths of the snapshots of the best evaluation's checkpoint.
+        best_absent: Those of them that are not on this machine.
+    """
+
+    worker: int
+    stage: int
+    layers: list[str]
+    old_stages: list[int]
+    snapshots: list[str]
+    absent: list[str]
+    best_snapshots: list[str]
+    best_absent: list[str]
+
+
+class CheckpointSplit(_Printed, frozen=True, kw_only=True):
+    """A checkpoint in another layout, of `stageline checkpoint split`.
+
+    Attributes:
+        step: Step of the checkpoint.
+        new_run: Run that goes on from it.
+        written: True if the snapshots of the new stages were written.
+    """
+
+    run: str
+    step: int
+    new_run: str
+    written: bool
+    stages: list[NewStage]
+
+
 class PlanFault(_Printed, frozen=True, kw_only=True):
     """A fault of a plan.
 

@@ -30,6 +30,7 @@ from stageline.broker.control.log_answer import LogLine
 from stageline.broker.control.pace_answers import StatusFacts, TimetableFacts, WhyFacts
 from stageline.broker.control.pauses import PauseChange
 from stageline.broker.control.story_answer import StoryFacts
+from stageline.workers.checkpoint.source import CheckpointList, CheckpointVerdicts
 from stageline.workers.extras.audit.audit import AuditReport
 from stageline.workers.extras.bundle.archive import BundleFacts
 from stageline.workers.extras.fitting import HostFit
@@ -40,8 +41,9 @@ from stageline.workers.runs.comparison import RunDifference
 from stageline.workers.runs.folder import Result
 from stageline.workers.runs.listing import RunList
 
-from .bundle_reading import BundleReport
+from .bundle import BundleReport
 from .printed import (
+    CheckpointSplit,
     CommandError,
     DoctorFindings,
     ErrorList,
@@ -53,7 +55,6 @@ from .printed import (
     ShownSchedule,
     StoppedRun,
 )
-from .printed_checkpoints import CheckpointList, CheckpointSplit, CheckpointVerdicts
 from .printed_keys import (
     AdmittedKey,
     JoinLine,
