@@ -20,24 +20,28 @@ class Afterwards(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ExitMeaning:
     """Meaning of an exit code for people, and what a parent does after a worker that has ended with it."""
 
     meaning: str
     afterwards: Afterwards
 
 
-EXIT_CODES: Mapping[ExitCode, Ended] = {
-    ExitCode.OK: Ended("done", Afterwards.FINAL),
-    ExitCode.FAILED: Ended("failed; the message says why", Afterwards.AGAIN),
-    ExitCode.USAGE: Ended("an option, an argument or a command is wrong", Afterwards.FINAL),
-    ExitCode.NO_BROKER: Ended("no broker answers", Afterwards.PATIENT),
-    ExitCode.NO_WORKER: Ended("the other workers did not join", Afterwards.PATIENT),
-    ExitCode.SAVED: Ended("interrupted, and saved: train --resume continues", Afterwards.FINAL),
-    ExitCode.LEFT: Ended("this worker has left on notice; the run goes on without it", Afterwards.ELSEWHERE),
-    ExitCode.NOT_ADMITTED: Ended("the broker does not take this machine's key, or the line is wrong", Afterwards.FINAL),
-    ExitCode.REFUSED: Ended("the plan, model or data cannot work; starting again does not help", Afterwards.FINAL),
-    ExitCode.INTERRUPTED: Ended("interrupted, and nothing saved", Afterwards.AGAIN),
+EXIT_CODES: Mapping[ExitCode, ExitMeaning] = {
+    ExitCode.OK: ExitMeaning("done", Afterwards.FINAL),
+    ExitCode.FAILED: ExitMeaning("failed; the message says why", Afterwards.AGAIN),
+    ExitCode.USAGE: ExitMeaning("an option, an argument or a command is wrong", Afterwards.FINAL),
+    ExitCode.NO_BROKER: ExitMeaning("no broker answers", Afterwards.PATIENT),
+    ExitCode.NO_WORKER: ExitMeaning("the other workers did not join", Afterwards.PATIENT),
+    ExitCode.SAVED: ExitMeaning("interrupted, and saved: train --resume continues", Afterwards.FINAL),
+    ExitCode.LEFT: ExitMeaning("this worker has left on notice; the run goes on without it", Afterwards.ELSEWHERE),
+    ExitCode.NOT_ADMITTED: ExitMeaning(
+        "the broker does not take this machine's key, or the line is wrong", Afterwards.FINAL
+    ),
+    ExitCode.REFUSED: ExitMeaning(
+        "the plan, model or data cannot work; starting again does not help", Afterwards.FINAL
+    ),
+    ExitCode.INTERRUPTED: ExitMeaning("interrupted, and nothing saved", Afterwards.AGAIN),
 }
 
 
