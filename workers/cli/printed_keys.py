@@ -87,7 +87,7 @@ class MadeInvitation(Invitation, frozen=True, kw_only=True):
     enrolled: list[str]
 
 
-class JoinLine(msgspec.Struct, frozen=True, kw_only=True):
+class PrintedLine(msgspec.Struct, frozen=True, kw_only=True):
     """The join line of a broker; beside it the invitation in it, unless the broker has parties or is yet to start.
 
     Attributes:

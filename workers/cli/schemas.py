@@ -57,10 +57,10 @@ from .printed import (
 )
 from .printed_keys import (
     AdmittedKey,
-    JoinLine,
     KeyFile,
     KnownKeys,
     MadeInvitation,
+    PrintedLine,
     ReloadedParties,
     RevokedKey,
     RotatedKey,
@@ -108,7 +108,7 @@ SCHEMAS: Mapping[str, Published] = {
     "keys/1": _asked("keys ls", KnownKeys),
     "keys-admit/1": _by("keys admit", facts=AdmittedKey),
     "keys-invite/1": _by("keys invite", facts=MadeInvitation),
-    "keys-line/1": _by("keys line", facts=JoinLine),
+    "keys-line/1": _by("keys line", facts=PrintedLine),
     "keys-reload/1": _by("keys reload", facts=ReloadedParties),
     "keys-revoke/1": _by("keys revoke", facts=RevokedKey),
     "keys-rotate/1": _by("keys rotate", facts=RotatedKey),
