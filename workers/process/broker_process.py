@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from time import monotonic, time
+from time import monotonic, thread_time, time
 
 import structlog
 
@@ -132,7 +132,7 @@ def run_broker(
         persist_json(folder / runs.PLAN, plan.as_mapping())
         opened = entrance.open(store, run, supervised=supervised, parties=parties_of(plan))
         terms = replace(terms, earlier=earlier_run(plan, run), access=opened.access)
-        core = Coordinator(terms, store, run, time())
+        core = Coordinator(terms, store, run, time(), thread_time)
         wait.serve(core, gate := opened.gate(core, partial(_listed, place.reread, plan)))
         if not supervised:
             write_owner(folder, plan, "broker")
