@@ -69,6 +69,10 @@ LADDER = {
     "workers/extras/audit": DOING,
     "workers/cli": DOING,
     "workers/cli/templates": DOING,
+    "workers/cli/asking": DOING,
+    "workers/cli/tables": DOING,
+    "workers/cli/monitoring": DOING,
+    "workers/cli/top": DOING,
     "workers/cli/commands": DOING,
     PACKAGE: DOING,
 }

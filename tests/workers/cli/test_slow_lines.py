@@ -2,7 +2,7 @@
 
 import pytest
 
-from stageline.workers.cli.slow import limits
+from stageline.workers.cli.tables.answers import limits
 
 SLOW = {"steps": [3, 12], "seconds": 0.25, "findings": [], "text": "nothing limits it"}
 

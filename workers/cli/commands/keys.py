@@ -21,11 +21,10 @@ from stageline.pipeline.addresses import is_showable
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, options
 from stageline.workers.cli.help import CommandGroup, codes
-from stageline.workers.cli.key_rotation import path_of, rotate
+from stageline.workers.cli.key_commands import acl, path_of, reload_with, rotate
 from stageline.workers.cli.options import PATIENCE, answer_about
 from stageline.workers.cli.output import CommandFailed, answer, say, show
-from stageline.workers.cli.parties import of_parties, reload_with
-from stageline.workers.cli.redis_access import acl
+from stageline.workers.cli.tables.answers import of_parties
 from stageline.workers.control.client import Client
 from stageline.workers.keys.key_file import new_pair, stored_key
 from stageline.workers.keys.keyring import own_address, own_join_line, own_pair, pair_towards
