@@ -45,6 +45,7 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
         ExitCode.NO_BROKER,
         ExitCode.NO_WORKER,
         ExitCode.SAVED,
+        ExitCode.LEFT,
         ExitCode.NOT_ADMITTED,
         ExitCode.REFUSED,
         ok="the run has finished",
