@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .history_answers import RecoveryFacts
 from .pauses import PauseFacts
-from .recovery_answer import RecoveryFacts
 
 
 class _RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,17 +26,17 @@ from stageline.broker.control.answers import (
     StackFacts,
     TraceFacts,
 )
+from stageline.broker.control.history_answers import StoryFacts
 from stageline.broker.control.log_answer import LogLine
 from stageline.broker.control.pace_answers import StatusFacts, TimetableFacts, WhyFacts
 from stageline.broker.control.pauses import PauseChange
-from stageline.broker.control.story_answer import StoryFacts
 from stageline.workers.checkpoint.source import CheckpointList, CheckpointVerdicts
-from stageline.workers.extras.bundle.archive import BundleFacts
 from stageline.workers.runs.account import RunAccount
 from stageline.workers.runs.comparison import RunDifference
 from stageline.workers.runs.listing import RunList
 
 from .bundle import BundleReport
+from .bundle_archive import BundleFacts
 from .printed import DoctorFindings, ErrorList, RemovedRuns, ScheduleList, StoppedRun
 
 
