@@ -26,13 +26,12 @@ from stageline.broker.control.answers import (
     StackFacts,
     TraceFacts,
 )
+from stageline.broker.control.history_answers import StoryFacts
 from stageline.broker.control.log_answer import LogLine
 from stageline.broker.control.pace_answers import StatusFacts, TimetableFacts, WhyFacts
 from stageline.broker.control.pauses import PauseChange
-from stageline.broker.control.story_answer import StoryFacts
 from stageline.workers.checkpoint.source import CheckpointList, CheckpointVerdicts
 from stageline.workers.extras.audit.audit import AuditReport
-from stageline.workers.extras.bundle.archive import BundleFacts
 from stageline.workers.extras.fitting import HostFit
 from stageline.workers.extras.preflight.trial_result import Estimate
 from stageline.workers.extras.recording.probe import ProbeReport
@@ -42,6 +41,7 @@ from stageline.workers.runs.folder import Result
 from stageline.workers.runs.listing import RunList
 
 from .bundle import BundleReport
+from .bundle_archive import BundleFacts
 from .printed import (
     CheckpointSplit,
     CommandError,

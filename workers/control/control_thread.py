@@ -36,8 +36,8 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.peek import Look, Peek, Peeked, ShowLog, ShowStacks
 from stageline.broker.control.protocol import MessageSeal, Sealer, decode_from_broker
 from stageline.broker.errors import BadMessage
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.pairs import KeyPair
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
@@ -49,10 +49,9 @@ from .client import BrokerUnreachable, KeyRefused
 from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
 from .kept_log import shown_log
 from .party_trust import PartiesDiffer, PartyTrust
-from .redialling import REDIAL, RedialledChannel
-from .refusals import explained
+from .peeking import shown_stacks
+from .refusals import REDIAL, RedialledChannel, explained
 from .session import BEAT, UNANSWERED, Reporter, Session
-from .stacks import shown_stacks
 from .vitals import resident_memory
 
 log = structlog.get_logger()

@@ -13,9 +13,8 @@ from stageline.pipeline.addresses import masked
 
 from .bind import connect, listening
 from .connection_guard import ConnectionGuard
-from .curve import CurveClient, CurveServer, endpoint_of, open_keyed, surplus
+from .curve import CurveClient, CurveServer, endpoint_of, key_in, open_keyed, surplus
 from .handshakes import ClientHandshakes
-from .zap import key_in
 
 # Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
 _BATCH = 1000  # messages
