@@ -86,7 +86,8 @@ class Ran:
 
     def follows(self, before: "Ran") -> None:
         """Note the action before it on its worker: the rest of the time between both is the loop's own."""
-        self.over = max(0.0, self.start - before.end - self.message - sum(self.pauses.values()))
+        paused = sum(self.pauses.values()) if self.pauses else 0.0
+        self.over = max(0.0, self.start - before.end - self.message - paused)
 
     def takes_from(self, source: "Ran | None") -> None:
         """Note the action whose message it takes; None if it takes none."""
@@ -107,7 +108,9 @@ class Ran:
             self.lag = max(0.0, self.start - self.source.end)
 
 
-APART = 0.25  # seconds by which two clocks of one machine's name differ at least, if it is not one machine
+# Seconds by which two clocks of one machine's name differ at least, if it is not one machine, or if its clock was set
+# between the starts of two processes: each reads it once. NTP sets it if it is off by more than 0.128 s.
+APART = 0.1
 
 
 @dataclass(frozen=True, slots=True)

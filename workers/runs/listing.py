@@ -14,6 +14,7 @@ import msgspec
 
 from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.coordinator.gate import KEYS
+from stageline.broker.coordinator.pausing import said
 from stageline.broker.coordinator.queries import answer
 from stageline.broker.coordinator.records import recall, restored
 from stageline.broker.coordinator.run import RunConfig
@@ -52,6 +53,11 @@ def ending_of(run: RecordedRun) -> Ending:
             return Ending("the run is starting: its plan is tried, then its processes start", "wait")
         case RecordedState.RUNNING:
             return _running(run)
+        case RecordedState.PAUSED:
+            paused = run.pauses.pauses[-1]
+            return Ending(
+                f"the run {said(paused, run.observed_at)}", f"have it go on: stageline run resume {run.folder}"
+            )
         case RecordedState.KILLED:
             return _killed(run)
         case _:
@@ -209,8 +215,8 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
     if what == "status" and state is not RecordedState.FINISHED:
         facts["reason"] = facts["reason"] or ending_of(run).text
     if what == "why":
-        found = ending_of(run)
-        if state is RecordedState.RUNNING and "text" in facts:
+        found = _running(run) if state is RecordedState.PAUSED else ending_of(run)
+        if state in (RecordedState.RUNNING, RecordedState.PAUSED) and "text" in facts:
             facts |= {"text": f"{found.text}; when it last stored what it saw: {facts['text']}", "action": found.action}
         else:
             facts |= {"text": found.text, "action": found.action, "chain": [], "root": None, "reports": []}
@@ -218,7 +224,7 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
 
 
 def _asked(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts:
-    match answer(_state(run), Ask(what, dict(of)), run.as_of):
+    match answer(_state(run), Ask(what, dict(of)), run.observed_at):
         case Answer(schema, facts):
             return {"schema": schema, **facts}
         case Refused(reason, _):
@@ -231,7 +237,7 @@ def _state(run: RecordedRun) -> RunState:
     except PlanRefused as error:  # it was a plan when it was written
         raise RecordsDamaged(f"{run.folder / PLAN} is damaged: {error}") from error
     config = replace(RunConfig.of(plan, plan.make_schedule()), access=_access(run))
-    state = restored(run.id, config, run.store, run.stored, run.as_of)
+    state = restored(run.id, config, run.store, run.stored, run.observed_at)
     recall(state, run.stored.facts)
     state.learn_end(run.outcome, run.training_steps)
     if (result := run.result) is not None:  # of a finished run it is enough, also if the records were deleted

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import zmq
 
 from stageline.broker.keys.admission import Admission, NotReady, ServerKeys
@@ -32,7 +31,6 @@ DOMAIN = b"stageline"
 _ADDRESS = "inproc://zeromq.zap.01"
 _ADMITTED, _LATER = b"200", b"300"  # after 300 a client dials again by itself
 _REFUSED, _REVOKED = b"400", b"500"  # after these it does not
-log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +185,9 @@ def _answer(request: Sequence[bytes], admission: Admission) -> Sequence[bytes]:
         except NotReady:
             status = _LATER
         except Exception:  # of an admission that reads what the broker keeps
+            import structlog  # imports rich, for which commands that only ask would wait
+
+            log = structlog.get_logger()
             log.exception("a bug in stageline: a key could not be judged")
             status = _LATER
     return [version, sequence, status, b"", user, b""]

@@ -24,12 +24,11 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.keys.admission import KeyRefusal
 
-from .connection_guard import open_monitor
 from .curve import CurveClient, open_keyed
+from .monitors import open_monitor, received_event
 
 PROBING = 2.0  # seconds that each step of a probe may take
 PROBES = 2  # that must agree: a broker may end in the middle of one
@@ -99,8 +98,7 @@ class ClientHandshakes:
 
     def _take_events(self) -> None:
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            self._note(event["event"], int(event["value"]))
+            self._note(*received_event(self._monitor))
 
     def _note(self, event: int, value: int) -> None:
         match event:
@@ -197,7 +195,7 @@ class Handshake:
         """Return True if for `patience` seconds the connection has been without a handshake, or ended."""
         newest = None
         while self._events.poll(0):
-            newest = recv_monitor_message(self._events)["event"]
+            newest, _ = received_event(self._events)
         if newest is not None:
             self._stuck = None if newest == zmq.EVENT_HANDSHAKE_SUCCEEDED else now
         return self._stuck is not None and now - self._stuck >= patience
