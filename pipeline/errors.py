@@ -1,6 +1,6 @@
 """Base of all errors that stageline expects, the exit codes they lead to, and the errors of a stage's computation.
 
-By its exit code the supervisor of a process decides whether starting it again can help.
+By its exit code the starter of a process decides whether starting it again can help: see `exit_codes.py`.
 """
 
 import re
@@ -29,6 +29,7 @@ class ExitCode(IntEnum):
     NO_BROKER = 3  # no broker can be reached
     NO_WORKER = 69  # no worker is there for some of the stages
     SAVED = 75  # stopped with its work saved: starting it again resumes it
+    LEFT = 76  # a worker that has left on notice: the run goes on without it
     NOT_ADMITTED = 77  # the broker does not take this machine's key, or the line that it was given
     REFUSED = 78  # the plan cannot work: starting it again does not help
     INTERRUPTED = 130  # stopped with nothing saved

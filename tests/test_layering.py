@@ -60,7 +60,6 @@ LADDER = {
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
     "workers/extras/consent": DOING,
-    "workers/extras/bundle": DOING,
     "workers/launch": DOING,
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,
@@ -69,6 +68,10 @@ LADDER = {
     "workers/extras/audit": DOING,
     "workers/cli": DOING,
     "workers/cli/templates": DOING,
+    "workers/cli/asking": DOING,
+    "workers/cli/tables": DOING,
+    "workers/cli/monitoring": DOING,
+    "workers/cli/top": DOING,
     "workers/cli/commands": DOING,
     PACKAGE: DOING,
 }
@@ -156,7 +159,7 @@ REACHING = {
     "workers/extras/recording/records.py": "likewise",
     "workers/extras/recording/replay.py": "carries out one instruction without a loop",
     "workers/extras/recording/skipping.py": "stands between the executor and its losses",
-    "workers/extras/recording/tap_writer.py": "follows the loop and its progress",
+    "workers/extras/recording/taps.py": "follows the loop and its progress",
 }
 
 # Files of the core that import an extra by its name, and why; the list may only become shorter. The commands and the

@@ -5,7 +5,7 @@ The encoding is in `protocol.py`, the records that messages contain in `records.
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined, Peeked
     broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Copying, ScheduleOrders, Hold, Peek, ShowStacks,
                         ShowLog, Stop, Refused
-    command -> broker   Ask, StopRun, PauseRun, KeyOrder; a supervisor also Exited
+    command -> broker   Ask, StopRun, PauseRun, KeyChange; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.parties import MOST_PARTIES, ReceivedParties
 from stageline.pipeline.program import Queue
 
@@ -416,7 +416,7 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
 
 
 ToBroker = (
-    Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | StopRun | PauseRun | KeyOrder
+    Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | StopRun | PauseRun | KeyChange
 )
 FromBroker = (
     Assigned | Standby | Peers | Confirmed | Trim | Copying | ScheduleOrders | Hold | Look | Stop | Refused | Answer

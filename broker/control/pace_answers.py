@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from .copies_answer import CopyFacts
+from .history_answers import RecoveryFacts
 from .pauses import PauseFacts
-from .recovery_answer import RecoveryFacts
 
 
 class _RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,7 +41,8 @@ class IdleFact(_RunFacts, frozen=True, kw_only=True):
 
     Attributes:
         cause: Why: "schedule" while another stage computes what is waited for, "wire", "data", "disk", "script",
-            "evaluation", "switching", "credit", "room", "paused", or "loop" for the worker's own work between actions.
+            "evaluation", "switching", "credit", "room", "paused", "offload" while activations come from files,
+            or "loop" for the worker's own work between actions.
         stage: The stage whose message is waited for; None without one.
     """
 
@@ -110,7 +111,8 @@ class FindingFact(_RunFacts, frozen=True, kw_only=True):
     """A cause that limits a run.
 
     Attributes:
-        cause: "compute", "wire", "data", "disk", "window", "credit", "room", "script", "evaluation" or "switching".
+        cause: "compute", "wire", "data", "disk", "window", "credit", "room", "script", "evaluation", "switching" or
+            "offload".
         share: Share of a step by which it would be shorter without the cause.
         idle: Share of the workers' idle time that the cause takes.
         worker: Worker that is slow, of "compute".
@@ -248,6 +250,7 @@ class WhyFacts(_RunFacts, frozen=True, kw_only=True):
     Attributes:
         slow: What limits a run that makes progress, or did; None if it waits, or too few steps are known.
         recovery: Time that such a run lost to losses, restarts and stalls; None if none is known.
+        age: Age of `slow` and `recovery`: they are given again for a while if they took long to compute.
         text: What it waits for, or why it ended.
         chain: The waits, from the worker that waits to the cause.
         root: The cause.
@@ -259,6 +262,7 @@ class WhyFacts(_RunFacts, frozen=True, kw_only=True):
     phase: str
     slow: SlowFacts | None
     recovery: RecoveryFacts | UnsetType | None = UNSET
+    age: float | UnsetType = UNSET
     text: str
     chain: list[WaitFact]
     root: RootFact | None

@@ -9,7 +9,8 @@ The table in `state.py` gives the run's states. There is no clock here: every `n
 epoch, and never goes back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from stageline.broker.control.channel import Envelope
@@ -33,7 +34,7 @@ from stageline.broker.control.pauses import PauseRun
 from stageline.broker.control.peek import Peeked
 from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.store import Store
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.pipeline.errors import ExitCode
 
 from . import (
@@ -50,6 +51,7 @@ from . import (
     supervision,
 )
 from .authenticity import Authenticity, refusal_to
+from .kept_answer import KeptAnswer, unmeasured
 from .ordering import Ordering
 from .queries import NO_KEYS
 from .run import Resumption, RunConfig, RunPhase
@@ -78,7 +80,9 @@ class Coordinator:
     Everything that must survive a crash is stored before it is sent. Raises `StoreUnusable` if storing fails.
     """
 
-    def __init__(self, config: RunConfig, store: Store, run: str, now: float) -> None:
+    def __init__(
+        self, config: RunConfig, store: Store, run: str, now: float, spent: Callable[[], float] = unmeasured
+    ) -> None:
         """Restore the run from its records, and begin or resume it.
 
         Args:
@@ -86,9 +90,11 @@ class Coordinator:
             store: The run's records, from which the run goes on.
             run: The run's id.
             now: Seconds since the epoch.
+            spent: Returns the processor's time that this thread has used so far, in seconds: an answer that takes long
+                is given again for a while. Without it, no answer is.
         """
         stored = store.load()
-        self.run = records.restored(run, config, store, stored, now)
+        self.run = replace(records.restored(run, config, store, stored, now), slowness=KeptAnswer(spent))
         place_keys.catch_up(self.run, now)
         self.ordering = None if config.schedule_memory is None else Ordering()
         self.is_interrupted = False  # a person has stopped the run before its end
@@ -170,7 +176,7 @@ class Coordinator:
                 peeks.pass_on(run, sender, message, now)
             case Ask():
                 run.outgoing.append(self.answer(sender, message, now))
-            case KeyOrder():  # the gate of a broker with keys carries it out
+            case KeyChange():  # the gate of a broker with keys carries it out
                 run.outgoing.append((sender, Refused(NO_KEYS, code=ExitCode.USAGE)))
         pausing.tell_before_peers(run)
         return list(run.outgoing)
@@ -215,9 +221,14 @@ class Coordinator:
         pausing.tell_before_peers(run)
         return list(run.outgoing)
 
-    def keep_observation(self, now: float) -> None:
-        """Store what only this process knows, for queries after its end. Call it about once a second."""
-        records.keep_observation(self.run, now)
+    def keep_observation(self, now: float, behind: float = 0.0) -> None:
+        """Store what only this process knows, for queries after its end. Call it about once a second.
+
+        Args:
+            now: Seconds since the epoch.
+            behind: Seconds by which that is behind the system's clock, which was set since the broker began.
+        """
+        records.keep_observation(self.run, now, behind)
 
     def _hears(self, sender: bytes, message: ToBroker) -> bool:
         """Return True if a message without proof is heard in this turn. Its sender repeats what matters."""

@@ -4,14 +4,16 @@ Each worker runs its actions in the order in which it ran them. An action begins
 what was paused for is over, and when its message has come.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import add
 from statistics import median
 
 from stageline.broker.ledger.times import WaitCause
 
-from .steps import PAUSES, MeasuredSteps, Ran
+from .steps import PAUSES, WITHIN, MeasuredSteps, Ran
 
 _SPIKE = 4.0  # times the usual, from where on a time is one of a hiccup
 _SHARED = (WaitCause.SCRIPT, WaitCause.EVALUATION, WaitCause.SWITCHING)  # all workers wait for these at once
@@ -25,7 +27,7 @@ class Otherwise:
 
     Attributes:
         speed: Times of each worker's computing, in terms of the measured ones; 1 where none is given.
-        without: Causes of pauses, and DATA, that take no time.
+        without: Causes of pauses, and those within actions, that take no time.
         instant: Hops whose messages take no time.
     """
 
@@ -55,13 +57,16 @@ class Retimed:
         stage_of = steps.stage_of
         self._workers = [each.worker for each in order]
         self._busy = list(map(steps.computing, order))
-        self._data = [each.data for each in order]
+        self._within = {cause: [each.paused_for(cause) for each in order] for cause in WITHIN}
         self._source = [-1 if each.source is None else place[id(each.source)] for each in order]
-        self._hops: list[Hop | None] = [
+        hops: list[Hop | None] = [
             None if each.source is None else (stage_of[each.source.action.stage], stage_of[each.action.stage])
             for each in order
         ]
-        self._lag = [self._lag_of(each, hop) for each, hop in zip(order, self._hops, strict=True)]
+        self._lag = [self._lag_of(each, hop) for each, hop in zip(order, hops, strict=True)]
+        self._across: dict[Hop | None, list[int]] = defaultdict(list)
+        for number, hop in enumerate(hops):
+            self._across[hop].append(number)
         self._over = _usual_overhead(steps, order)
         self._pauses = _pauses(steps, order, paused or {})
         self._begins = [min((each.start for each in actions), default=0.0) for actions in steps.workers]
@@ -69,8 +74,8 @@ class Retimed:
 
     def pauses_for(self, cause: WaitCause) -> bool:
         """Return True if some worker paused for `cause`."""
-        if cause is WaitCause.DATA:
-            return any(self._data)
+        if cause in self._within:
+            return any(self._within[cause])
         return any(cause in pauses for pauses in self._pauses.values())
 
     def seconds(self, otherwise: Otherwise | None = None) -> float:
@@ -100,7 +105,10 @@ class Retimed:
         """Return, by action, the seconds that its message is on its way."""
         if not other.instant:
             return self._lag
-        return [0.0 if hop in other.instant else lag for hop, lag in zip(self._hops, self._lag, strict=True)]
+        lag = self._lag.copy()
+        for number in chain.from_iterable(self._across.get(hop, ()) for hop in other.instant):
+            lag[number] = 0.0
+        return lag
 
     def _taking(self, other: Otherwise) -> list[float]:
         """Return, by action, the seconds from its start to its end."""
@@ -108,7 +116,9 @@ class Retimed:
         if other.speed:
             speed = [other.speed.get(worker, 1.0) for worker in range(len(self._begins))]
             taking = [busy * speed[worker] for busy, worker in zip(taking, self._workers, strict=True)]
-        return taking if WaitCause.DATA in other.without else list(map(add, taking, self._data))
+        for cause, seconds in self._within.items():
+            taking = taking if cause in other.without else list(map(add, taking, seconds))
+        return taking
 
     def _lag_of(self, each: Ran, hop: Hop | None) -> float:
         """Return the lag of a message; of one that was not waited for, that of others, as far as that can be."""
@@ -132,25 +142,25 @@ def _ordered(steps: MeasuredSteps) -> tuple[list[Ran], dict[int, int]]:
         The actions, and the place of each of them by its identity.
     """
     place: dict[int, int] = {}
-    order: list[Ran] = []
-    ahead = [0] * len(steps.workers)
+    placed: list[Ran] = []
+    reached = [0] * len(steps.workers)
     total = len(steps.all)
-    while len(order) < total:
-        before = len(order)
+    while len(placed) < total:
+        before = len(placed)
         for worker, actions in enumerate(steps.workers):
-            at = ahead[worker]
+            at = reached[worker]
             while at < len(actions) and ((source := actions[at].source) is None or id(source) in place):
-                place[id(actions[at])] = len(order)
-                order.append(actions[at])
+                place[id(actions[at])] = len(placed)
+                placed.append(actions[at])
                 at += 1
-            ahead[worker] = at
-        if len(order) == before:  # a clock that is off: go on with what began first
+            reached[worker] = at
+        if len(placed) == before:  # a clock that is off: go on with what began first
             worker = min(
-                (index for index, actions in enumerate(steps.workers) if ahead[index] < len(actions)),
-                key=lambda index: steps.workers[index][ahead[index]].start,
+                (index for index, actions in enumerate(steps.workers) if reached[index] < len(actions)),
+                key=lambda index: steps.workers[index][reached[index]].start,
             )
-            steps.workers[worker][ahead[worker]].takes_from(None)
-    return order, place
+            steps.workers[worker][reached[worker]].takes_from(None)
+    return placed, place
 
 
 def _usual_overhead(steps: MeasuredSteps, order: Iterable[Ran]) -> list[float]:
@@ -169,8 +179,11 @@ def _pauses(
     shortest, more = _shortest(steps), _beyond(steps, paused)
     found, begun = dict[int, dict[WaitCause, float]](), set[tuple[int, int]]()
     for number, each in enumerate(order):
+        is_first = (each.worker, each.step) not in begun
+        if not (is_first or each.pauses):
+            continue
         pauses = {cause: seconds for cause, seconds in each.pauses.items() if cause not in _SHARED}
-        if (each.worker, each.step) not in begun:
+        if is_first:
             begun.add((each.worker, each.step))
             pauses |= {cause: shortest[each.step, cause] for cause in _SHARED}
             for cause, seconds in more.get(each.worker, {}).items():
@@ -194,7 +207,8 @@ def _beyond(steps: MeasuredSteps, paused: Mapping[int, Mapping[WaitCause, float]
     """Return how much longer each worker paused in a step than in these steps, by cause."""
     count, found = max(1, len(steps.steps)), dict[int, dict[WaitCause, float]]()
     for worker, actions in enumerate(steps.workers):
+        pausing = [each.pauses for each in actions if each.pauses]
         for cause, seconds in paused.get(worker, {}).items():
-            here = sum(each.pauses.get(cause, 0.0) for each in actions) / count
+            here = sum(pauses.get(cause, 0.0) for pauses in pausing) / count
             found.setdefault(worker, {})[cause] = max(0.0, seconds - here)
     return found

@@ -8,6 +8,7 @@ from .keys.stages import MOST_MICROBATCHES
 from .traits import BALANCED, PIPEDREAM
 
 WITH_DATASET = ("held_out", "target", "collate", "shuffle", "drop_last", "num_workers")
+SUMS = ("rows", "loss")  # results of an evaluation for a script, besides the metrics
 
 
 def length(plan: PlanTables) -> Iterator[PlanError]:
@@ -57,8 +58,8 @@ def by_evaluation(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError(
             "lr_scheduler.every", 'it requires evaluations between the steps: add evaluation.every = 100, or "epoch"'
         )
-    mode = rates.options.get("mode", "min") if str(rates.factory).endswith(".ReduceLROnPlateau") else None
-    if plan.criterion and (wrong := plan.criterion.better.contradiction(mode, plan.criterion.metric)):
+    direction = rates.options.get("mode", "min") if str(rates.factory).endswith(".ReduceLROnPlateau") else None
+    if plan.criterion and (wrong := plan.criterion.better.contradiction(direction, plan.criterion.metric)):
         yield PlanError("evaluation.better", wrong)
 
 
@@ -123,3 +124,12 @@ def accumulated(plan: PlanTables) -> Iterator[PlanError]:
             f"microbatches = {plan.schedule.microbatches} of each batch make {plan.schedule.in_step} in a step; use "
             f"numbers whose product is at most {MOST_MICROBATCHES}",
         )
+
+
+def metrics(plan: PlanTables) -> Iterator[PlanError]:
+    """Yield an error for each metric of a script with the name of a sum that every evaluation returns: rows or loss."""
+    for name in plan.model.metrics if plan.scripted else ():
+        if (function := name.replace(":", ".").rpartition(".")[2]) in SUMS:
+            yield PlanError(
+                "model.metrics", f"every evaluation returns {function} already; rename the function of {name}"
+            )

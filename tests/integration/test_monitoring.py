@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stageline.workers.cli.scraping import surroundings
+from stageline.workers.cli.monitoring.scraping import surroundings
 from stageline.workers.runs.series import SeriesFamily, families
 from support.measured import measures
 from support.monitoring import EXPRESSIONS, MONITORING, dashboard, rules

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from stageline.broker.keys.join_line import keyed
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.schemas import schema_of
 from support.machines import line_in
-from support.redis_server import RedisServer
 from support.workspace import Command, Workspace, until, wait_for
 
 SLOW = """
@@ -100,12 +98,6 @@ def result(train: Command) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shm", "tcp", "redis"])
 def test_a_paused_run_survives_the_kill_of_its_broker_and_of_a_worker_to_the_bit(
@@ -119,10 +111,14 @@ def test_a_paused_run_survives_the_kill_of_its_broker_and_of_a_worker_to_the_bit
     assert run.says("queue", "ls")["paused"]["step"] == step
     told = workspace.command("status").stdout + workspace.command("queue", "ls").stdout
     assert told.count(f", before step {step} (a backup)") == 2
+    (listed,) = run.says("run", "ls")["runs"]
+    assert (listed["state"], "a backup" in listed["reason"]) == ("paused", True)
+    assert run.says("run", "show")["state"] == "paused"
     run.kill("worker-0")
     wait_for(lambda: run.status()["restarts"] == 1)
     run.demand(step)
     run.kill("broker")
+    assert run.says("run", "ls")["runs"][0]["state"] == "paused"  # of the records: no broker need be there
     run.demand(step)
     run.kill("worker-1")
     run.kill("broker")
@@ -131,6 +127,9 @@ def test_a_paused_run_survives_the_kill_of_its_broker_and_of_a_worker_to_the_bit
     drawn = run.resume()
     assert drawn["weights_sha256"] == run.never
     assert workspace.command("run", "resume").returncode == ExitCode.NO_BROKER
+    (pause,) = run.says("run", "show")["pauses"]
+    assert (pause["step"], pause["reason"], pause["until"] > pause["since"]) == (step, "a backup", True)
+    assert f"before step {step} (a backup)" in workspace.command("run", "show").stdout
     (table,) = run.says("timetable", "--step", str(step))["steps"]
     paused = {each["worker"] for each in table["idle"] if each["cause"] == "paused"}
     assert paused == {0, 1}

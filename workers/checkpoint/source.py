@@ -123,9 +123,10 @@ class CheckpointSource:
         if is_saved(self.folder):
             raise NoCheckpoint(f"{self.folder} is one saved checkpoint: leave out --best (in Python: best=True)")
         if not self.plan.keeps_best:
-            keeps = 'line.fit(..., best="best")' if self.plan.scripted else "evaluation.keep_best = true"
+            of_script, of_plan = ("script", 'line.fit(..., best="best")'), ("plan", "evaluation.keep_best = true")
+            what, keeps = of_script if self.plan.scripted else of_plan
             raise NoCheckpoint(
-                f"the {'script' if self.plan.scripted else 'plan'} of {self.folder} keeps no best checkpoint: {keeps} "
+                f"the {what} of {self.folder} keeps no best checkpoint: {keeps} "
                 "does. Name a step with --step (in Python: step=)"
             )
         best = self.best
@@ -315,3 +316,40 @@ def _row(source: CheckpointSource, step: int, stages: list[int]) -> CheckpointRo
     return CheckpointRow(
         step=step, stages=tuple(there), complete=complete, bytes=size, written=written, damages=tuple(damages)
     )
+
+
+class GoesOnFrom(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The run, and its step, that another one goes on from in another layout."""
+
+    run: str
+    step: int
+
+
+class CheckpointList(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The checkpoints that `stageline checkpoint ls` finds.
+
+    Attributes:
+        stages: Number of stages of the run, replicas counted one by one.
+        goes_on_from: Run that this one goes on from in another layout; None if it began by itself.
+        checkpoints: The oldest first.
+    """
+
+    run: str
+    folder: str
+    stages: int
+    goes_on_from: GoesOnFrom | None
+    checkpoints: list[CheckpointRow]
+
+
+class CheckpointVerdicts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Findings of `stageline checkpoint verify`.
+
+    Attributes:
+        step: The checkpoint that was verified; None: all.
+        snapshots: Snapshots, every byte of which was read.
+    """
+
+    run: str
+    folder: str
+    step: int | None
+    snapshots: list[SnapshotState]

@@ -11,21 +11,12 @@ from typing import Any
 import click
 
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.exit_codes import EXIT_CODES
 
 from .completion import plan_keys
 from .output import suggestion
 
-MEANINGS = {
-    ExitCode.OK: "done",
-    ExitCode.FAILED: "failed; the message says why",
-    ExitCode.USAGE: "an option, an argument or a command is wrong",
-    ExitCode.NO_BROKER: "no broker answers",
-    ExitCode.NO_WORKER: "the other workers did not join",
-    ExitCode.SAVED: "interrupted, and saved: train --resume continues",
-    ExitCode.NOT_ADMITTED: "the broker does not take this machine's key, or the line is wrong",
-    ExitCode.REFUSED: "the plan, model or data cannot work; starting again does not help",
-    ExitCode.INTERRUPTED: "interrupted, and nothing saved",
-}
+MEANINGS = {code: ended.meaning for code, ended in EXIT_CODES.items()}
 _ALWAYS = {ExitCode.INTERRUPTED: "interrupted"} | {
     code: MEANINGS[code] for code in (ExitCode.OK, ExitCode.FAILED, ExitCode.USAGE)
 }

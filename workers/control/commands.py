@@ -3,7 +3,6 @@
 wait for the other workers -> run the program -> save the weights -> Finished -> serve the others until Stop
 """
 
-import time
 from collections.abc import Callable
 
 import structlog
@@ -14,6 +13,7 @@ from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.workers.checkpoint import copier
 from stageline.workers.checkpoint.copier import Copier
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
@@ -42,7 +42,7 @@ class CommandHandler:
         hooks: CheckpointHooks,
         loop: WorkerLoop,
         copier: Copier,
-        clock: Clock = time,
+        clock: Clock = STEADY,
     ) -> None:
         """Open the worker's ends of its queues; no peer is admitted before the broker has named any.
 

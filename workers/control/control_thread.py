@@ -9,7 +9,6 @@ the broker has confirmed them.
 
 import os
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -36,12 +35,13 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.peek import Look, Peek, Peeked, ShowLog, ShowStacks
 from stageline.broker.control.protocol import MessageSeal, Sealer, decode_from_broker
 from stageline.broker.errors import BadMessage
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.pairs import KeyPair
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
 from stageline.pipeline.process.lifeline import Lifeline
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
@@ -49,10 +49,9 @@ from .client import BrokerUnreachable, KeyRefused
 from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
 from .kept_log import shown_log
 from .party_trust import PartiesDiffer, PartyTrust
-from .redialling import REDIAL, RedialledChannel
-from .refusals import explained
+from .peeking import shown_stacks
+from .refusals import REDIAL, RedialledChannel, explained
 from .session import BEAT, UNANSWERED, Reporter, Session
-from .stacks import shown_stacks
 from .vitals import resident_memory
 
 log = structlog.get_logger()
@@ -90,7 +89,7 @@ class ControlThread:
         trust: PartyTrust | None = None,
         lifeline: Lifeline | None = None,
         open_channel: Callable[[str, KeyPair | None], ClientChannel] = open_client,
-        clock: Clock = time,
+        clock: Clock = STEADY,
         spawn: Callable[[Callable[[], None]], threading.Thread] = start_thread,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:

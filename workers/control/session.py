@@ -8,7 +8,6 @@ Times are monotonic, in seconds.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import time
 
 import msgspec
 
@@ -29,6 +28,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.progress import Progress
@@ -63,7 +63,7 @@ class Reporter:
         progress: Progress,
         incarnation: int,
         steps: int | None,
-        clock: Callable[[], float] = time,
+        clock: Callable[[], float] = STEADY.time,
         where: Callable[[int], str] = lambda stage: "",
         memory: Callable[[], int] = int,
     ) -> None:
@@ -103,7 +103,8 @@ class Reporter:
         While sent records are unconfirmed and younger than REPEATED seconds, returns a heartbeat instead.
         """
         progress = self.progress
-        if (self._records or self._snapshots or self._rounds or self._digests) and now - self._sent < REPEATED:
+        unconfirmed = self._records or self._snapshots or self._rounds or self._digests
+        if unconfirmed and now - self._sent < REPEATED:
             return self.heartbeat(now)
         while progress.reportable:  # first: the steps, rounds and digests that they come after are there by now
             self._snapshots.append(progress.snapshots.popleft())

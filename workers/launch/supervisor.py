@@ -17,6 +17,7 @@ from time import monotonic, sleep
 
 from stageline.broker.ledger.member import describe_status
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.exit_codes import EXIT_CODES, Afterwards
 from stageline.pipeline.process import last_line
 from stageline.pipeline.process.child import Child
 from stageline.pipeline.process.signals import Signals
@@ -35,15 +36,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 5.0  # seconds before a worker is restarted a
 MAX_BROKER_RESTARTS = 5  # in a row
 STEADY = 20.0  # seconds after which a process counts as one that stays up
 _OVER = ("finished", "failed")  # phases of a run whose end the broker has recorded
-_FINAL = frozenset(  # results after which a worker is not restarted
-    {
-        ExitCode.USAGE,
-        ExitCode.NO_BROKER,
-        ExitCode.NO_WORKER,
-        ExitCode.SAVED,
-        ExitCode.NOT_ADMITTED,
-        ExitCode.REFUSED,
-    }
+# Results after which a worker is not restarted: the broker and the workers that may be missing are started here, too.
+_FINAL = frozenset(
+    code for code, ended in EXIT_CODES.items() if code and ended.afterwards in (Afterwards.FINAL, Afterwards.PATIENT)
 )
 
 

@@ -3,7 +3,7 @@
 serve_channel   receives messages, lets the gate and the coordinator decide, sends their answers
 Entrance        who may connect, and say what: `entrance.py`
 BrokerHost      signals, and the run's files: `broker_host.py`
-StoreWait       while the run's records cannot be written or reached: `store_wait.py`
+StoreWait       while the run's records cannot be written or reached: `broker_host.py`
 """
 
 import os
@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from time import monotonic, time
+from time import monotonic, thread_time
 
 import structlog
 
@@ -24,11 +24,11 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import StoreUnusable
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.gate import Gatekeeper, KeyEvent, OpenGate
-from stageline.broker.coordinator.revocation import shut_out
+from stageline.broker.coordinator.place_keys import shut_out
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
-from stageline.broker.keys.orders import KeyOrderFailed
+from stageline.broker.keys.changes import KeyChangeFailed
 from stageline.broker.keys.parties import Parties, parties_of
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.transports.base import backend_of, open_server
@@ -37,6 +37,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.pipeline.process.signals import Signals
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.questions import Questions
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
@@ -44,9 +45,8 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import record_end, write_owner
 from stageline.workers.runs.records import earlier_run, open_store, read_code
 
-from .broker_host import BrokerHost
+from .broker_host import BrokerHost, StoreWait
 from .entrance import Entrance, KeyLog
-from .store_wait import StoreWait
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn
@@ -132,7 +132,7 @@ def run_broker(
         persist_json(folder / runs.PLAN, plan.as_mapping())
         opened = entrance.open(store, run, supervised=supervised, parties=parties_of(plan))
         terms = replace(terms, earlier=earlier_run(plan, run), access=opened.access)
-        core = Coordinator(terms, store, run, time())
+        core = Coordinator(terms, store, run, STEADY.time(), thread_time)
         wait.serve(core, gate := opened.gate(core, partial(_listed, place.reread, plan)))
         if not supervised:
             write_owner(folder, plan, "broker")
@@ -145,7 +145,7 @@ def run_broker(
             note = KeyLog(folder).note
             serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over, gate=gate, note=note)
             _clear_queues(core.run, plan.queues.url)
-            core.keep_observation(time())
+            core.keep_observation(STEADY.time())
         except StoreUnusable as error:
             if not supervised:
                 record_end(folder, error.exit_code, str(error))
@@ -156,16 +156,16 @@ def run_broker(
 
 
 def _listed(reread: Callable[[], Plan] | None, plan: Plan) -> Parties:
-    """Return the parties of a plan as its file has them now. Raises `KeyOrderFailed`."""
+    """Return the parties of a plan as its file has them now. Raises `KeyChangeFailed`."""
     if reread is None:
-        raise KeyOrderFailed(
+        raise KeyChangeFailed(
             "this broker has no plan file to read again: `stageline broker` with a plan is one that has. Start the run "
             "again with other parties"
         )
     try:
         return parties_of(reread().with_stages(plan.model.stages or len(plan.workers)))
     except PlanRefused as error:
-        raise KeyOrderFailed(str(error)) from error
+        raise KeyChangeFailed(str(error)) from error
 
 
 def serve_channel(
@@ -192,7 +192,7 @@ def serve_channel(
     Raises:
         StoreUnusable: The records cannot be reached or written.
     """
-    clock, departure = _wall_clock(), _Departure(coordinator, linger)
+    clock, departure = STEADY.time, _Departure(coordinator, linger)
     answers, gate = RateLimit(ANSWERED), gate or OpenGate()
     while not (stop() or departure.is_due()):
         received = channel.receive(TURN)
@@ -207,15 +207,6 @@ def serve_channel(
             sends = shut_out(coordinator.run, found.revoked.__contains__, clock())
             channel.send(coordinator.envelopes(sends, clock()))
             channel.readmit()
-
-
-def _wall_clock() -> Callable[[], float]:
-    """Return a clock that gives seconds since the epoch and is never set back.
-
-    The epoch time is read once; from then on a monotonic clock is added to it.
-    """
-    offset = time() - monotonic()
-    return lambda: monotonic() + offset
 
 
 def _turn(

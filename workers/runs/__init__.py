@@ -1,4 +1,4 @@
-"""Folder of a run: its name, its files, the process it belongs to, its metrics, its result, and its records.
+"""Folder of a run: its name, files, process, metrics, result and records.
 
 May import `disk`, `broker` and `pipeline`. Read `folder.py` first.
 """

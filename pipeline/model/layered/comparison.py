@@ -27,10 +27,9 @@ from stageline.pipeline.tree import Leaf, leaves
 from .apart import Unfinished, backward_keeps_from_forking, run_apart
 from .example import Example
 from .output import plain_output
-from .python_effects import PythonEffects
 from .refusal import does_not_fit
 from .seeding import seeded_calls
-from .unchanged import buffers_kept, model_kept
+from .unchanged import PythonEffects, buffers_kept, model_kept
 
 Results = Mapping[tuple[str, str], Leaf]  # (kind, name) -> result
 Values = tuple[torch.Tensor, ...]
@@ -370,13 +369,13 @@ def _of_kind(kind: str, differences: Sequence[_Difference]) -> str:
 
 def _nodes(roots: Sequence[Node | None]) -> Iterator[Node]:
     seen: set[Node] = set()
-    ahead = [root for root in roots if root is not None]
-    while ahead:
-        node = ahead.pop()
+    stack = [root for root in roots if root is not None]
+    while stack:
+        node = stack.pop()
         if node not in seen:
             seen.add(node)
             yield node
-            ahead += [below for below, _ in node.next_functions if below is not None]
+            stack += [below for below, _ in node.next_functions if below is not None]
 
 
 def _function(node: Node) -> str:

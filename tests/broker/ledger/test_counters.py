@@ -4,8 +4,7 @@ from stageline.broker.control.messages import Report
 from stageline.broker.control.queue_counts import Depth, Intake
 from stageline.broker.control.records import StepRecord
 from stageline.broker.ledger.counters import BOUNDS, RunCounters
-from stageline.broker.ledger.member import Member
-from stageline.broker.ledger.queue_pace import Flowing
+from stageline.broker.ledger.member import Flowing, Member
 from stageline.broker.ledger.times import StepTotals, TimedWait, WaitCause, totals
 from stageline.pipeline.schedule import Action
 from support.packed import packed_times
@@ -111,7 +110,7 @@ def test_every_cause_of_a_wait_is_summed_by_its_name():
     counters.note_steps([(0, found)], 0)
     waited = counters.stages[0].waited
     assert waited == {cause: 0.25 * place for place, cause in enumerate(WaitCause, start=1)}
-    assert counters.stages[0].computed == 4.0 - waited[WaitCause.DATA]
+    assert counters.stages[0].computed == 4.0 - waited[WaitCause.DATA] - waited[WaitCause.OFFLOAD]
 
 
 def sums(step: int, start: float, end: float) -> StepTotals:

@@ -1,6 +1,5 @@
 """`stageline keys`: a key is made, shown, and never replaced; its secret is printed nowhere."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.app import run
+from support.answers import conforming
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shown(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert run([*words.split(), "--json"]) == ExitCode.OK
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return conforming(capsys.readouterr().out)
 
 
 def test_a_key_that_is_made_is_shown_again_and_its_secret_is_not(
@@ -101,7 +100,7 @@ def test_a_key_is_rotated_and_the_one_of_before_is_kept_until_it_is_deleted(
 def test_a_rotation_that_a_broker_does_not_confirm_leaves_the_key_and_goes_on_later(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("stageline.workers.cli.key_rotation._PATIENCE", 0.0)
+    monkeypatch.setattr("stageline.workers.cli.key_commands._PATIENCE", 0.0)
     first, other = shown("keys new", capsys), shown("keys new hospital", capsys)
     for _ in range(2):
         assert run(["keys", "rotate", "--broker", f"tcp://127.0.0.1:9#{other['key']}"]) == ExitCode.NO_BROKER
@@ -116,7 +115,7 @@ def test_the_key_of_before_is_kept_also_when_brokers_have_confirmed_the_other(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Brokers of its own user took no order any more: the only copy of their key was replaced."""
-    monkeypatch.setattr("stageline.workers.cli.key_rotation.succeed", lambda *_: None)
+    monkeypatch.setattr("stageline.workers.cli.key_commands.succeed", lambda *_: None)
     shown("keys new", capsys)
     other, text = shown("keys new hospital", capsys), (config / "own.key").read_text()
     found = shown(f"keys rotate --broker tcp://127.0.0.1:9#{other['key']}", capsys)

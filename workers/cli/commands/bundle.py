@@ -12,7 +12,7 @@ from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, answer, say, show, size
 
 if TYPE_CHECKING:
-    from stageline.workers.extras.bundle.archive import BundleFacts
+    from stageline.workers.cli.bundle_archive import BundleFacts
 
 
 @click.command(
@@ -34,8 +34,8 @@ def bundle(where: str | None, output: str, as_json: bool) -> None:
     Look at it before you send it. `stageline doctor --from FILE` reads it. WHERE is a run's folder, or a plan, whose
     newest run is meant. Default: the newest run in ./runs.
     """
-    from stageline.workers.cli.bundling import asking, collect  # imports pydantic
-    from stageline.workers.extras.bundle.archive import BundleFacts, write_bundle
+    from stageline.workers.cli.bundle import asking, collect  # imports pydantic
+    from stageline.workers.cli.bundle_archive import BundleFacts, write_bundle
 
     file, folder = Path(output), options.folder_of(where)
     if file.exists():

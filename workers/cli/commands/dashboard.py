@@ -9,10 +9,10 @@ import click
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import NONE, Lifeline
 from stageline.workers.cli import broker_address, options
-from stageline.workers.cli.dashboards import TOKEN
+from stageline.workers.cli.asking.looking import view_of
 from stageline.workers.cli.help import Command, codes
+from stageline.workers.cli.monitoring.dashboards import TOKEN
 from stageline.workers.cli.output import CommandFailed, say
-from stageline.workers.cli.viewing import view_of
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 

@@ -109,7 +109,7 @@ def doctor(
 
 def _read(bundle: Path, as_json: bool) -> int:
     """Print what a bundle tells; return the exit code."""
-    from stageline.workers.cli.bundle_reading import report_of, tell
+    from stageline.workers.cli.bundle import report_of, tell
     from stageline.workers.cli.commands.queries import show_cause, show_status
 
     found = report_of(bundle)

@@ -14,9 +14,9 @@ import msgspec
 from stageline.broker.control.log_answer import LogLine
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, completion, options
+from stageline.workers.cli.asking.log_lines import Ask, LogPlaces, RunLogs, last
+from stageline.workers.cli.asking.looking import EVERY, goes_on
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.log_lines import Ask, LogPlaces, RunLogs, last
-from stageline.workers.cli.looking import EVERY, goes_on
 from stageline.workers.cli.output import CommandFailed, answer, say
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.runs.folder import Facts

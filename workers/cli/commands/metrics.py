@@ -17,10 +17,10 @@ from stageline.broker.errors import BrokerError
 from stageline.pipeline.errors import ExitCode, StagelineError
 from stageline.workers.cli import options
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.measured import asked_by
+from stageline.workers.cli.monitoring.measured import asked_by
+from stageline.workers.cli.monitoring.scraping import Address, ScrapeEndpoint
 from stageline.workers.cli.options import folder_of
 from stageline.workers.cli.output import CommandFailed, answer, say, show
-from stageline.workers.cli.scraping import Address, ScrapeEndpoint
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import (
     METRICS,

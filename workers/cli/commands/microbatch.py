@@ -7,8 +7,8 @@ import click
 from stageline.broker.ledger.ledger import MicrobatchState
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, options
+from stageline.workers.cli.asking.looking import look, watched
 from stageline.workers.cli.help import CommandGroup, codes
-from stageline.workers.cli.looking import look, watched
 from stageline.workers.cli.output import duration, say, show
 from stageline.workers.runs.folder import Facts
 

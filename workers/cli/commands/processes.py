@@ -15,10 +15,11 @@ from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.addresses import is_showable, masked, parted, transport_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline
-from stageline.workers.cli import broker_address, completion, options, scraping, telemetry
+from stageline.workers.cli import broker_address, completion, options
 from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.measured import asked_here
+from stageline.workers.cli.monitoring import scraping, telemetry
+from stageline.workers.cli.monitoring.measured import asked_here
 from stageline.workers.cli.output import log_to_stderr, say
 from stageline.workers.control.enrolling import JOIN, address_of, demand_key, entered, is_join_line
 from stageline.workers.control.refusals import shown
@@ -44,6 +45,7 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
         ExitCode.NO_BROKER,
         ExitCode.NO_WORKER,
         ExitCode.SAVED,
+        ExitCode.LEFT,
         ExitCode.NOT_ADMITTED,
         ExitCode.REFUSED,
         ok="the run has finished",

@@ -9,9 +9,9 @@ import msgspec
 
 from stageline.broker.keys.parties import way_in
 from stageline.pipeline.errors import ExitCode
-from stageline.workers.cli import broker_address, completion, options, slow
+from stageline.workers.cli import broker_address, completion, options
+from stageline.workers.cli.asking.looking import look, watched
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.looking import look, watched
 from stageline.workers.cli.output import (
     best_of,
     counted,
@@ -23,8 +23,8 @@ from stageline.workers.cli.output import (
     size,
     summary,
 )
-from stageline.workers.cli.parties import trusted
-from stageline.workers.cli.story_rows import history
+from stageline.workers.cli.tables import answers
+from stageline.workers.cli.tables.answers import history, trusted
 from stageline.workers.runs.folder import Facts, Result
 from stageline.workers.runs.pauses import paused_text
 
@@ -133,7 +133,7 @@ def show_status(facts: Facts) -> None:
         "" if facts["best"] is None else f"best {best_of(facts['best'])}",
         *_copied(facts.get("copies") or ()),
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
-        *slow.pace(facts),
+        *answers.pace(facts),
         *_chosen(facts.get("orders")),
         *_admission(facts.get("keys")),
     )
@@ -200,8 +200,8 @@ def show_cause(facts: Facts) -> None:
         facts["text"],
         ages and f"as reported by {ages}",
         f"what to do: {facts['action']}",
-        *slow.limits(facts.get("slow")),
-        *slow.lost(facts.get("recovery")),
+        *answers.limits(facts),
+        *answers.lost(facts.get("recovery")),
     )
     say("\n  ".join([f"run {facts['run']}: {facts.get('state', facts['phase'])}", *filter(None, lines)]))
 

@@ -10,12 +10,11 @@ import msgspec
 from stageline.broker.control.answers import ExportFacts
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, completion, options
+from stageline.workers.cli.asking.looking import look, number_and_run, watched
 from stageline.workers.cli.help import Command, CommandGroup, codes
-from stageline.workers.cli.looking import look, number_and_run, watched
 from stageline.workers.cli.output import answer, counted, say, size
 from stageline.workers.cli.output import show as show_table
-from stageline.workers.cli.queue_ends import queue_lines
-from stageline.workers.cli.queue_table import show_queues
+from stageline.workers.cli.tables.queues import queue_lines, show_queues
 from stageline.workers.runs.folder import Facts
 
 _CODES = codes(
@@ -114,7 +113,7 @@ def export(name: str, more: tuple[str, ...], at: int | None, output: str, broker
     """
     count, where = number_and_run(more, "a number of messages")
     options.answer_about(where, broker, "peek", **_asked(name, 1, at))  # refused before anything long begins
-    from stageline.workers.cli import exporting  # imports torch
+    from stageline.workers.cli.asking import exporting  # imports torch
 
     with options.asking(where, broker) as ask:
         known = ask("peek", **_asked(name, 1, at))

@@ -7,9 +7,9 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, options
+from stageline.workers.cli.asking.looking import view_of
 from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import say, size
-from stageline.workers.cli.viewing import view_of
 from stageline.workers.disk.atomic_file import write_file
 
 

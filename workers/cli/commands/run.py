@@ -89,7 +89,7 @@ def show_run(named: str | None, as_json: bool) -> None:
     RUN is the id of a run in ./runs, its folder, or the name or file of a plan, whose newest run is meant. Default: the
     newest run in ./runs.
     """
-    from stageline.workers.cli.accounts import account_lines
+    from stageline.workers.cli.tables.accounts import account_lines
 
     account = _account(options.folder_of(None) if named is None else _folder(named))
     answer(_versioned("run-show/1", account), as_json, lambda: say("\n".join(account_lines(account))))
@@ -101,7 +101,7 @@ def _account(folder: Path) -> "RunAccount":
 
     with recorded_run(folder) as recorded, explained(str(folder)):
         found = account_of(recorded)
-    if found.state != RecordedState.RUNNING:
+    if found.state not in (RecordedState.RUNNING, RecordedState.PAUSED):
         return found
     status = answer_about(str(folder), None, "status")
     return paced(found, status.get("pace"))
@@ -141,7 +141,7 @@ def diff(a: str, b: str, as_json: bool) -> None:
 
     A and B are as RUN of `run show`. Their records are read; no broker is asked.
     """
-    from stageline.workers.cli.accounts import difference_lines
+    from stageline.workers.cli.tables.accounts import difference_lines
     from stageline.workers.runs.comparison import difference_of
     from stageline.workers.runs.records import recorded_run
 
@@ -276,7 +276,7 @@ def pause(where: str | None, broker: str | None, reason: str, patience: float, a
     The rights are those of `run stop`. WHERE is a run's folder, or a plan, whose newest run is meant. Default: the
     newest run in ./runs.
     """
-    from stageline.workers.cli.pausing import paused
+    from stageline.workers.cli.asking.pausing import paused
 
     with _asked(where, broker) as (client, look):
         facts = paused(client, look, reason, patience)
@@ -298,7 +298,7 @@ def resume(where: str | None, broker: str | None, as_json: bool) -> None:
     A run that was stopped, or whose processes are gone, is continued by `train --resume`. The rights are those of
     `run stop`. WHERE is a run's folder, or a plan, whose newest run is meant. Default: the newest run in ./runs.
     """
-    from stageline.workers.cli.pausing import resumed
+    from stageline.workers.cli.asking.pausing import resumed
 
     with _asked(where, broker) as (client, _):
         facts = resumed(client)

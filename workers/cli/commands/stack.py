@@ -10,8 +10,8 @@ import msgspec
 from stageline.broker.control.answers import StackFacts, StackFrame, ThreadStack, WorkerStacks
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, completion, options
+from stageline.workers.cli.asking.looking import number_and_run
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.looking import number_and_run
 from stageline.workers.cli.output import CommandFailed, answer, counted, say
 from stageline.workers.runs.folder import Facts
 

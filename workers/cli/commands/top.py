@@ -7,10 +7,10 @@ import click
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, options
+from stageline.workers.cli.asking.looking import EVERY
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.looking import EVERY
 from stageline.workers.cli.output import CommandFailed
-from stageline.workers.cli.top_facts import looker
+from stageline.workers.cli.top.facts import looker
 
 INSTEAD = "`stageline status --watch` prints the same run, line by line"
 
@@ -40,7 +40,7 @@ def top(where: str | None, every: float, broker: str | None) -> None:
     if os.environ.get("TERM", "dumb") in ("", "dumb"):
         raise CommandFailed(f"top draws a screen, which a terminal of TERM=dumb cannot: {INSTEAD}", ExitCode.USAGE)
     try:
-        from stageline.workers.cli.top_app import TopApp
+        from stageline.workers.cli.top.app import TopApp
     except ImportError as error:
         raise CommandFailed(
             f"top is drawn by the package textual, which is not installed, or not whole ({error}): "

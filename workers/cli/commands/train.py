@@ -14,14 +14,15 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.signals import Signals, exit_at_once
 from stageline.pipeline.process.streams import lost_output
 from stageline.pipeline.program import Timed
-from stageline.workers.cli import completion, options, scraping, telemetry
+from stageline.workers.cli import completion, options
 from stageline.workers.cli.consent import allow
-from stageline.workers.cli.dashboards import dashboard_beside, demand_dashboard
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.measured import Monitoring, asked_by, asked_here
+from stageline.workers.cli.monitoring import scraping, telemetry
+from stageline.workers.cli.monitoring.dashboards import dashboard_beside, demand_dashboard
+from stageline.workers.cli.monitoring.measured import Monitoring, asked_by, asked_here
+from stageline.workers.cli.monitoring.stalls import stall_command
+from stageline.workers.cli.monitoring.telemetry import monitoring
 from stageline.workers.cli.output import CommandFailed, counted, log_to_stderr, say, summary
-from stageline.workers.cli.stalls import stall_command
-from stageline.workers.cli.telemetry import monitoring
 from stageline.workers.control.questions import Questions
 from stageline.workers.errors import RunFailed
 from stageline.workers.extras import drawing as timetable
@@ -151,7 +152,7 @@ def _train(
         exit_at_once(number)
 
     with starting, Signals(on_first=leave):
-        from stageline.workers.cli.progress import progress_of
+        from stageline.workers.cli.monitoring.progress import progress_of
         from stageline.workers.launch.launch import prepare_launch, run_launch
 
         launch = prepare_launch(plan, arguments, processes, resume, spares, starting.id)

@@ -1,4 +1,4 @@
-"""Fits a plan to machines: where its stages go, and what they recompute and offload to stay within limits of memory.
+"""Fits a plan to machines: places of stages, what they recompute and offload.
 
 May import `schedule`, `plan` and `errors`.
 

@@ -1,4 +1,4 @@
-"""A run's model on data, once it is trained or while it is: predictions, loss and metrics, by the stages of its plan.
+"""A run's model on data: predictions, loss and metrics, by the stages of its plan.
 
 May import `script`, `exchange` and below. Read `forward_run.py` first.
 """

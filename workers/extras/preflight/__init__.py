@@ -1,4 +1,4 @@
-"""Checks before a run: what a plan needs, whether two trials of it agree, whether this machine can run it.
+"""Checks before a run: needs of a plan, agreement of two trials, this machine.
 
 May import `runtime`, `disk` and `fitting`. Read `trial.py` first, which runs in a process of its own, then
 `dry_run.py` and `trial_result.py`. `trials.py` starts and watches that process.

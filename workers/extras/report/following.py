@@ -22,7 +22,7 @@ PAUSE = 20
 
 
 class View(Protocol):
-    """A run that can be asked, as `cli.viewing` has it."""
+    """A run that can be asked, as `cli.asking.looking` has it."""
 
     @property
     def ask(self) -> Ask:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stageline.pipeline.errors import StagelineError
-from stageline.workers.cli.viewing import RunView
+from stageline.workers.cli.asking.looking import RunView
 from stageline.workers.extras.report import dashboard
 from stageline.workers.extras.report.dashboard import MOST_CONNECTIONS, MOST_READERS, listen, names_of, server_of
 from stageline.workers.extras.report.following import FollowedRun

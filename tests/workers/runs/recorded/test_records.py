@@ -10,6 +10,7 @@ import pytest
 from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.coordinator.records import OBSERVED
 from stageline.pipeline.plan import read_plan
+from stageline.workers.runs.account import account_of
 from stageline.workers.runs.listing import ending_of, recorded_answer, run_rows
 from stageline.workers.runs.owner import RunOwner, read_owner, write_owner
 from stageline.workers.runs.records import RecordsDamaged, recorded_run
@@ -109,6 +110,41 @@ def test_a_run_whose_process_is_there_is_starting_until_its_workers_are_and_also
 
 
 @pytest.mark.parametrize(
+    ("pause", "state"),
+    [
+        ({"by": "ada", "reason": "a backup", "since": 1.0, "step": 12}, "paused"),
+        ({"by": "ada", "reason": "a backup", "since": 1.0, "step": None}, "running"),  # workers have not agreed on it
+        ({"by": "ada", "reason": "a backup", "since": 1.0, "step": 12, "until": 2.0, "ended": "bob"}, "running"),
+    ],
+)
+def test_a_paused_run_is_told_by_its_records_from_a_running_one(pause, state, tmp_path):
+    """`run ls` showed a run that a person had paused as running."""
+    write_owner(tmp_path, PLAN, "train")
+    mine = msgspec.convert(read_owner(tmp_path), RunOwner)
+    pauses = {"number": 7, "closed": 12, "pauses": [pause]}
+    (tmp_path / "runs").mkdir()
+    folder = record(tmp_path / "runs" / "run-1", owner=mine, at=time(), registry=PLACES, pauses=pauses)
+    (row,) = run_rows(folder.parent)
+    assert row.state == state
+    with recorded_run(folder) as run:
+        found = account_of(run)
+    (told,) = found.pauses
+    assert (told.by, told.step, told.ended) == ("ada", pause["step"], pause.get("ended", ""))
+    if state == "paused":
+        for reason in (row.reason, found.reason):
+            assert "paused by ada" in reason
+            assert "before step 12 (a backup)" in reason
+        assert f"run resume {folder}" in found.action
+    else:
+        assert (row.reason, found.reason) == (None, None)
+    for gone, end in ((None, "killed"), (mine, "stopped")):
+        facts = {"outcome": {**ENDED, "code": 75}} if end == "stopped" else {}
+        again = record(tmp_path / end, owner=gone, registry=PLACES, pauses=pauses, **facts)
+        with recorded_run(again) as run:
+            assert str(run.state) == end
+
+
+@pytest.mark.parametrize(
     ("plan", "command", "who"), [(None, "train", "`train`"), (of_script(), "script", "the script's launcher")]
 )
 def test_who_restarts_a_broker_that_is_away_is_named(plan, command, who, tmp_path):
@@ -116,6 +152,17 @@ def test_who_restarts_a_broker_that_is_away_is_named(plan, command, who, tmp_pat
     mine = msgspec.convert(read_owner(tmp_path), RunOwner)
     with recorded_run(record(tmp_path / "run-1", plan=plan, owner=mine, at=time(), registry=PLACES)) as run:
         assert ending_of(run).action == f"wait: workers train without a broker, and {who} restarts it"
+
+
+def test_records_are_as_old_as_the_systems_clock_says_although_it_was_set_during_the_run(tmp_path):
+    write_owner(tmp_path, PLAN, "train")
+    elsewhere = msgspec.structs.replace(msgspec.convert(read_owner(tmp_path), RunOwner), host="elsewhere")
+    folder, at = record(tmp_path / "run-1", owner=elsewhere, registry=PLACES), time() - 3600
+    with closing(SqliteStore(folder / "broker.sqlite")) as store:
+        store.put(OBSERVED, {"at": at, "behind": 3600.0, "training_steps": 20})
+    with recorded_run(folder) as run:
+        assert str(run.state) == "running"
+        assert (run.observed_at, run.as_of) == (at, at + 3600)  # ages in the records are by the run's own clock
 
 
 def test_of_a_process_on_another_machine_only_the_age_of_the_records_tells(tmp_path):

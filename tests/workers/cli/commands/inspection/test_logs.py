@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from stageline.workers.cli.log_lines import LogPlaces, RunLogs
+from stageline.workers.cli.asking.log_lines import LogPlaces, RunLogs
 from stageline.workers.cli.schemas import schema_of
 from stageline.workers.runs.logs import stamped
 from support.workspace import Workspace, until, wait_for

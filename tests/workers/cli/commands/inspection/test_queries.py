@@ -8,7 +8,7 @@ import pytest
 from stageline.workers.cli.app import run
 from stageline.workers.cli.commands.queries import show_status
 from stageline.workers.cli.schemas import SCHEMAS, schema_of
-from stageline.workers.cli.story_rows import attempts
+from stageline.workers.cli.tables.answers import attempts
 from support.conversation import Conversation, name
 from support.scripted import SCRIPT, SCRIPTED, reach, script_says, scripted
 

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 
 from stageline.workers.cli.commands.queue import _show_messages
-from stageline.workers.cli.queue_table import show_queues
 from stageline.workers.cli.schemas import SCHEMAS, schema_of
+from stageline.workers.cli.tables.queues import show_queues
 from support.workspace import Command, Workspace, until, wait_for
 
 ROW = {

@@ -37,7 +37,7 @@ def test_a_terminal_without_a_cursor_is_refused(workspace: Workspace, capsys, mo
 
 @pytest.mark.usefixtures("at_terminal")
 def test_without_textual_the_error_says_what_to_install(workspace: Workspace, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "stageline.workers.cli.top_app", None)
+    monkeypatch.setitem(sys.modules, "stageline.workers.cli.top.app", None)
     assert 'pip install "stageline[top]"' in said(workspace, capsys)
 
 
