@@ -29,7 +29,9 @@ def choose_holders(run: RunState) -> None:
         if neighbours(member) or any(tracker.holder(stage) is not None for stage in member.stages)
         for stage in member.stages
     ]
-    if any(chosen):
+    before = tracker.settled
+    tracker.settle()
+    if any(chosen) or tracker.settled != before:
         records.save(run)
 
 

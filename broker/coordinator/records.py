@@ -105,7 +105,8 @@ def restored(run: str, config: RunConfig, store: Store, stored: StoredRun, now: 
         kept = msgspec.convert(facts[_REGISTRY], _Progress)
     ledger = Ledger(schedule.copies, schedule.microbatches, config.log_every, last=schedule.stages - 1)
     ledger.restore(stored.finished, stored.losses)
-    kept.checkpoints.settle()  # records of a version without copies have none to wait for
+    if kept.checkpoints.settled < 0:
+        kept.checkpoints.settle()
     ledger.reach(kept.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
     replacements = Replacements(kept.replacing.gaps)
     replacements.in_a_row.update(dict(kept.replacing.in_a_row))

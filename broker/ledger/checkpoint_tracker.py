@@ -31,7 +31,7 @@ class CheckpointTracker(msgspec.Struct):
         holders: By stage, the place whose worker holds the copies; None for a stage without. Empty if no stage has one.
         copied: By stage, steps from `complete` on of which the present holder has the snapshot.
         settled: Newest complete checkpoint of which every copy was there. An older one than `complete` while copies of
-            that are to come, since it was found on the disks alone.
+            that are to come, since it was found on the disks alone. -1 in records of before there were copies.
     """
 
     complete: int
@@ -39,7 +39,7 @@ class CheckpointTracker(msgspec.Struct):
     awaits_steps: bool = False
     holders: list[int | None] = []
     copied: list[set[int]] = []
-    settled: int = 0
+    settled: int = -1
 
     @property
     def announced(self) -> int:
@@ -83,7 +83,10 @@ class CheckpointTracker(msgspec.Struct):
         return True
 
     def settle(self) -> None:
-        """Let the complete checkpoint be announced if each stage that needs a copy of it has one."""
+        """Let the complete checkpoint be announced if each stage that needs a copy of it has one.
+
+        Call it only once it is known which stages do.
+        """
         kept = (self.holder(stage) is None or self.complete in self.copied[stage] for stage in range(len(self.newer)))
         if self.settled < self.complete and all(kept):
             self.settled = self.complete
@@ -123,10 +126,9 @@ class CheckpointTracker(msgspec.Struct):
         """Set `complete` to `step`: the records are lost, or newer snapshots are damaged. No copy is known then."""
         self.complete = step
         self.forget(range(len(self.newer)))
-        self.settled = min(self.settled, step)
+        self.settled = max(0, min(self.settled, step))
         for copied in self.copied:
             copied.clear()
-        self.settle()
 
     def advance(self, finished: int, *, copied: bool = True) -> bool:
         """Complete the newest candidate that is at most `finished`, the steps reported by all stages. True if done.

@@ -3,8 +3,8 @@
     worker 0  --- copies-0-1 --->  worker 1      snapshots of worker 0 to be held by worker 1, and those that worker 1
     worker 0  <-- copies-1-0 ----  worker 1      has lost, back; the other way likewise
 
-The workers of a group form a ring. Each may hold the snapshots of the one before it, and of the one opposite, in case
-the one before it has the same disk: the broker chooses. No copy leaves its group.
+The workers of a group form a ring. Snapshots of each go to the next one, or to the one opposite or before it if those
+have its disk: the broker chooses. No copy leaves its group.
 
 A message is a chunk of a snapshot, and belongs to no step: the broker numbers the transfers of a run, and each has
 `CHUNKS` numbers for its chunks.
@@ -23,7 +23,7 @@ Neighbours = tuple[tuple[int, ...], ...]
 
 
 def neighbours_of(workers: int, groups: Sequence[Sequence[int]]) -> Neighbours:
-    """Return the workers that may hold a copy of each worker's snapshots, by preference.
+    """Return the workers that may hold a copy of each worker's snapshots, by preference, and it a copy of theirs.
 
     Args:
         workers: Number of workers.
@@ -33,8 +33,8 @@ def neighbours_of(workers: int, groups: Sequence[Sequence[int]]) -> Neighbours:
     for group in groups:
         ring = sorted(group)
         for at, worker in enumerate(ring):
-            ahead = dict.fromkeys((1, len(ring) // 2))
-            others = (ring[(at + each) % len(ring)] for each in ahead)
+            half = len(ring) // 2
+            others = dict.fromkeys(ring[(at + each) % len(ring)] for each in (1, half, -half, -1))
             found[worker] = tuple(other for other in others if other != worker)
     return tuple(found)
 
@@ -54,6 +54,6 @@ class SnapshotCopies:
         return program.with_queues(self._queues())
 
     def _queues(self) -> Iterator[Queue]:
-        links = {(worker, other): None for worker, others in enumerate(self.neighbours) for other in others}
-        for one, other in dict.fromkeys(pair for each in links for pair in (each, each[::-1])):
-            yield Queue(name=f"copies-{one}-{other}", producer=one, consumer=other, per=Per.CHUNK, window=WINDOW)
+        for one, others in enumerate(self.neighbours):
+            for other in others:
+                yield Queue(name=f"copies-{one}-{other}", producer=one, consumer=other, per=Per.CHUNK, window=WINDOW)

@@ -207,7 +207,10 @@ def with_pauses(scenario: Scenario) -> Scenario:
 
 
 def with_lost_disks(scenario: Scenario, *, many: bool = False) -> Scenario:
-    """The same scenario on machines with disks of their own, of which one is lost; with `many`, there may be more."""
+    """The same scenario on machines with disks of their own, of which one is lost; with `many`, there may be more.
+
+    A resumed run asks no spares for snapshots, so there are none then.
+    """
     if len(scenario.schedule.placement) == 1:
         return scenario
     rng = random.Random(scenario.seed + 11 * 10**9)
@@ -217,7 +220,10 @@ def with_lost_disks(scenario: Scenario, *, many: bool = False) -> Scenario:
         Injection(rng.choice(faults), rng.randrange(actions), rng.choice([0.0, rng.expovariate(1)]), 0.0, 1)
         for _ in range(rng.randint(1, 3) if many else 1)
     ]
-    return replace(scenario, copies=True, keeps_best=False, injections=(*scenario.injections, *losses))
+    resumed = any(each.fault is PlannedFault.RESUME for each in scenario.injections)
+    spares = 0 if resumed else scenario.spares
+    injections = (*scenario.injections, *losses)
+    return replace(scenario, copies=True, keeps_best=False, spares=spares, injections=injections)
 
 
 def drawn_script(seed: int) -> Scenario:

@@ -304,9 +304,13 @@ class World:
         return not self._resumes and outcome is not None and not self.workers and not self.scripts
 
     def _is_lost(self) -> bool:
-        """Whether no disk has the snapshot of some stage any more to which the run would go back: two were lost."""
-        lost = self.fired[PlannedFault.LOSE_DISK] + 2 * self.fired[PlannedFault.LOSE_DISKS]
-        return lost > 1 and self.core.run.checkpoints.complete not in self.environment.disks.common()
+        """Whether no disk has the snapshot of some stage any more to which the run would go back.
+
+        Two were lost then, or one while the copies of a checkpoint that was found on the disks were to come.
+        """
+        lost, tracker = self.fired[PlannedFault.LOSE_DISK], self.core.run.checkpoints
+        unsafe = lost + 2 * self.fired[PlannedFault.LOSE_DISKS] > 1 or (lost and tracker.settled < tracker.complete)
+        return bool(unsafe) and tracker.complete not in self.environment.disks.common()
 
     def _check(self) -> None:
         if self.environment.wrong is not None:

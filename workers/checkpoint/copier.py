@@ -54,8 +54,8 @@ class Bandwidth:
             self._free_at = max(self._free_at, self._now() - AHEAD) + size / self._limit
 
 
-class Transfer(Protocol):
-    """One end of a transfer, and how far it is."""
+class TransferEnd(Protocol):
+    """One of the two ends of a transfer, and how far it is."""
 
     state: CopyState
 
@@ -105,7 +105,7 @@ class Copier:
         self._progress = progress
         self._identity = run, incarnation
         self._bandwidth = bandwidth
-        self._transfers: dict[int, Transfer] = {}
+        self._transfers: dict[int, TransferEnd] = {}
         self._spent: deque[int] = deque(maxlen=REMEMBERED)
         self._attached: dict[str, Queue] = {}
         self._endpoints: Endpoints = {}
@@ -149,7 +149,7 @@ class Copier:
     def _note(self) -> None:
         self._progress.note({number: each.state for number, each in self._transfers.items()})
 
-    def _begin(self, order: CopyOrder) -> Transfer | None:
+    def _begin(self, order: CopyOrder) -> TransferEnd | None:
         if order.number in self._spent:  # an older message about transfers came late; the chunks are gone
             return Spent()
         if order.queue in self._takes:
