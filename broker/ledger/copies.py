@@ -23,7 +23,7 @@ Members = Mapping[int, Member]
 
 
 @dataclass(slots=True)
-class Transfer:
+class CopyTransfer:
     """A transfer of the snapshot of `stage` after `step` steps from worker to worker.
 
     Attributes:
@@ -49,7 +49,7 @@ class Transfer:
 class CopyBook:
     """Transfers that are under way, by number. All is lost with the broker, and begun again."""
 
-    transfers: dict[int, Transfer] = field(default_factory=dict)
+    transfers: dict[int, CopyTransfer] = field(default_factory=dict)
     _number: int = 0
     _lacking: set[tuple[int, int, int]] = field(default_factory=set)  # stage, step, incarnation that lacks it
     _told: dict[int, tuple[int, Copying, float]] = field(default_factory=dict)  # by place: incarnation, what, when
@@ -71,7 +71,7 @@ class CopyBook:
         self._number = max(self._number + 1, int(now * 1000))  # above those of a former broker
         order = CopyOrder(self._number, stage, step, queue.name)
         ends, incarnations = (sender.index, receiver.index), (sender.incarnation, receiver.incarnation)
-        self.transfers[self._number] = Transfer(order, ends, incarnations, restores)
+        self.transfers[self._number] = CopyTransfer(order, ends, incarnations, restores)
 
     def is_busy(self, sender: int, receiver: int) -> bool:
         """Return True if a transfer between these places is under way, in this direction."""
@@ -87,7 +87,7 @@ class CopyBook:
             if any(_incarnation(members, place) != of for place, of in zip(each.ends, each.incarnations, strict=True)):
                 del self.transfers[number]
 
-    def note(self, member: Member, number: int, state: CopyState) -> Transfer | None:
+    def note(self, member: Member, number: int, state: CopyState) -> CopyTransfer | None:
         """Note how far a transfer is at one of its ends. Return the transfer if it is done, and thereby over."""
         transfer = self.transfers.get(number)
         if transfer is None or member.incarnation not in transfer.incarnations:

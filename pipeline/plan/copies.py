@@ -16,7 +16,7 @@ def copy_groups(plan: Plan) -> list[tuple[int, ...]]:
     Args:
         plan: Plan whose workers are known.
     """
-    if plan.recovery.copies == 0 or not plan.recovery.on or plan.queues.in_one_process:
+    if not plan.recovery.copies or not plan.recovery.on or plan.queues.in_one_process:
         return []
     return [group for group in _groups(plan) if len(group) > 1]
 

@@ -109,7 +109,7 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     job = prepare(plan, worker=options.claim)
     if options.spare:
         warm_up(job.plan, options.claim)
-    job = replace(job, neighbours=_neighbours(job.plan, options))
+    job = replace(job, neighbours=_neighbours(job.plan))
     count = len(job.plan.workers)  # the broker knows one place more in a scripted run: the script's
     if options.claim is not None and options.claim >= count:
         raise Stopped(f"there is no worker {options.claim}: the plan has workers 0 to {count - 1}", ExitCode.USAGE)
@@ -144,14 +144,9 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     return ExitCode.OK
 
 
-def _neighbours(plan: Plan, options: WorkerOptions) -> Neighbours:
-    """Return the workers that may hold copies of each worker's snapshots; none if this process copies none.
-
-    By default, none does that a launcher has started: all of its processes have one folder.
-    """
-    alone = options.lifeline == NONE or options.standing_in
-    copies = plan.recovery.copies == 1
-    return neighbours_of(len(plan.workers), copy_groups(plan)) if copies and (alone or plan.recovery.copies) else ()
+def _neighbours(plan: Plan) -> Neighbours:
+    """Return the workers that may hold copies of each worker's snapshots; none if this process copies none."""
+    return neighbours_of(len(plan.workers), copy_groups(plan)) if plan.recovery.copies else ()
 
 
 def _require_weights(job: Job, claim: int | None) -> None:

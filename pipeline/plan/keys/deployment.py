@@ -125,7 +125,7 @@ class RecoveryPlan(Section):
     copies: Unset[Annotated[int, whole(0, 1)]] = Field(
         default=None,
         description="How many workers besides its own hold each stage's snapshot on their disks, so that a worker may "
-        "be lost with its disk. Default: 1 where workers have different run folders, else 0.",
+        "be lost with its disk. Workers that share one run folder copy nothing. Default: 0.",
         examples=[1],
     )
     copy_bandwidth: Unset[Bandwidth] = Field(
