@@ -22,7 +22,7 @@ from stageline.workers.runtime.copy_progress import CopyProgress
 from .copies import CopyStore, Draft, Parts
 
 PATIENCE = 0.02  # seconds that a wait of the loop lasts at most while a transfer is under way
-AHEAD = 0.1  # seconds for which bandwidth that was not used may be used later
+AHEAD = 1.0  # seconds for which bandwidth that was not used may be used later: an action may take as long
 REMEMBERED = 1000  # newest transfers that were over
 TURN = 8  # chunks that are taken in one turn at most: an action is not to wait for long
 
