@@ -12,8 +12,8 @@ from time import time
 from typing import Any
 
 from torch import nn
+from workload import build as build_plain
 
-from benchmarks.workload import build as build_model
 from stageline.pipeline.program import Program
 from stageline.workers.runtime import progress as recording
 from stageline.workers.runtime.idle import Done, IdleTime
@@ -22,14 +22,6 @@ from stageline.workers.runtime.progress import Progress
 _NOTED = ("lacks", "awaits", "ends", "lap", "note", "taken")  # methods of IdleTime
 _PLAIN: dict[str, Callable[..., Any]] = {name: getattr(IdleTime, name) for name in _NOTED}
 _times_of, _closed = recording.times_of, Progress.closed
-
-
-def ended_blocks(folder: Path) -> list[float]:
-    """Return when the last stage ended each block, in seconds of `time.time`."""
-    try:
-        return [float(line) for line in (folder / "blocks").read_text().splitlines()]
-    except FileNotFoundError:
-        return []
 
 
 def build(width: int, layers: int, block: int, folder: str) -> nn.Sequential:
@@ -44,7 +36,7 @@ def build(width: int, layers: int, block: int, folder: str) -> nn.Sequential:
                     file.write(f"{time()!r}\n")
 
     Progress.closed = closed  # type: ignore[method-assign, assignment]
-    return build_model(width, layers)
+    return build_plain(width, layers)
 
 
 def _record(progress: Progress, on: bool) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from time import thread_time
 
 import psutil
 
@@ -19,10 +20,16 @@ from benchmarks.measuring.rounds import PROGRESS
 from benchmarks.measuring.usage import Usage, usage
 from benchmarks.measuring.windows import TooFewWindows, Window, rates_in
 from benchmarks.trainers.ours import PLAN, settings
-from benchmarks.unrecorded_workload import ended_blocks
-from benchmarks.workload import WORKLOADS, Workload
+from benchmarks.workload import MICROBATCHES, WORKLOADS, Workload
+from stageline.broker.control.records import StepRecord
+from stageline.broker.ledger.times import unreadable_times
+from stageline.broker.slowness.pace import RunPace
+from stageline.pipeline.program import Instruction, Program, compile_program
+from stageline.pipeline.schedule import make_schedule
 from stageline.workers.control.client import Client
 from stageline.workers.runs.folder import read_broker_url
+from stageline.workers.runtime.idle import Done, IdleTime, times_of
+from stageline.workers.runtime.machine import Take
 
 ASKED = PLAN.with_name("asked.toml")
 SHORT = WORKLOADS[:2]  # workloads of short steps, of which recording is the largest part
@@ -31,14 +38,18 @@ QUESTIONS = 4  # in a window, one a second
 SKIPPED = 2  # blocks before the first that counts: the run began in them
 LOOK = 0.02  # seconds between two looks at whether a block has ended
 PATIENCE = 120.0  # seconds for a block
+STEPS = 2000  # that the functions record alone
+SCHEDULE = make_schedule("1f1b", [(0,), (1,)], MICROBATCHES)
 
 ABOUT = f"""\
 One run, of which every other block of steps is recorded: the times of actions, and waits with their causes, are
 noted, packed, sent, stored and summed. In the other blocks the functions that note and pack them are replaced by such
-that do nothing; there is no option for that. Then a run of 8 stages and 64 microbatches, which in every other window
-of {QUESTIONS} s is asked once a second, over one connection, why it is slow. A block or window is compared with the
-mean of the two around it; figures are medians, with quartiles. The processor's time is that of all processes of the
-run, and in the second table of the broker and what started it, without workers."""
+that do nothing; there is no option for that. The processor's time is that of all processes of the run. A second table
+has the functions alone, at work on steps of the last stage, each forward of which waits for its message; its share is
+that of the processor's time above. Then a run of 8 stages and 64 microbatches, which in every other window of
+{QUESTIONS} s is asked once a second, over one connection, why it is slow; the broker's processor time includes what
+started it. A block or window is compared with the mean of the two around it; figures are medians, those in brackets
+quartiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +65,14 @@ def measure(rounds: int) -> BenchmarkResult:
     asked = _asked(WINDOWS * rounds)
     columns = ("workload", "steps/s without", "with", "costs", "processor, ms a step, without", "with", "costs")
     rows = tuple((str(workload), *_cells(found)) for workload, found in recorded.items())
+    alone = _alone()
     tables = (
         Table("Recording", columns, rows),
+        Table(
+            "Functions that record, alone",
+            ("workload", "workers, µs an action", "broker, µs an action", "share of the processor's time"),
+            tuple(_of_alone(str(workload), found, *alone) for workload, found in recorded.items()),
+        ),
         Table(
             "A question a second",
             ("workload", "steps/s without", "with", "costs", "broker's processor without", "with"),
@@ -66,6 +83,7 @@ def measure(rounds: int) -> BenchmarkResult:
         {"what": what, "rates": _facts(found.rates), "processor": _facts(found.processor)}
         for what, found in [*((str(workload), each) for workload, each in recorded.items()), ("asked", asked)]
     ]
+    facts.append({"what": "alone", "worker": alone[0], "broker": alone[1]})
     return BenchmarkResult("Recording, and questions why a run is slow", ABOUT, tables, {"recording": facts})
 
 
@@ -93,6 +111,35 @@ def _part(quartiles: Sequence[float]) -> str:
     return f"{middle} % ({low} to {high})"
 
 
+def _of_alone(workload: str, found: _Compared, worker: float, broker: float) -> tuple[str, ...]:
+    spent = (worker + broker) * sum(map(len, SCHEDULE.workers)) / found.processor.rates[0].middle
+    return workload, f"{1e6 * worker:.2f}", f"{1e6 * broker:.2f}", f"{spent:.2%}".replace("%", " %")
+
+
+def _alone() -> tuple[float, float]:
+    """Seconds of the processor's time for an action of the last stage, at its worker and at the broker."""
+    program, pace = compile_program(SCHEDULE), RunPace()
+    actions = [Instruction(step, op) for step, op in program.ops(1, range(1))]
+    began = thread_time()
+    records = [StepRecord(1, step, _noted(actions, program, float(step))) for step in range(STEPS)]
+    noted = thread_time()
+    for record in records:
+        assert not unreadable_times(record.times, MICROBATCHES)
+        pace.note([record])
+    return (noted - began) / STEPS / len(actions), (thread_time() - noted) / STEPS / len(actions)
+
+
+def _noted(actions: Sequence[Instruction], program: Program, now: float) -> bytes:
+    """A step's times as a worker notes and packs them."""
+    idle, done = IdleTime(now), list[Done]()
+    for each in actions:
+        if each.op.takes:
+            idle.lacks(Take(each.op.takes[0], each))
+        idle.ends(now := now + 0.001)
+        done.append(Done(each, now, now + 0.001, idle.taken(now := now + 0.001)))
+    return times_of(done, program)
+
+
 def _recorded(workload: Workload, windows: int) -> _Compared:
     """Blocks of one run, the recorded ones first."""
     block = workload.timed // 2
@@ -107,18 +154,26 @@ def _recorded(workload: Workload, windows: int) -> _Compared:
     return _Compared(PairedRates.of(rates[::2], rates[1::2]), PairedRates.of(spent[::2], spent[1::2]))
 
 
+def _ended_blocks(folder: Path) -> list[float]:
+    """When the last stage ended each block, in seconds of `time.time`."""
+    try:
+        return [float(line) for line in (folder / "blocks").read_text().splitlines()]
+    except FileNotFoundError:
+        return []
+
+
 def _blocks(run: StartedRun, folder: Path, count: int) -> tuple[list[float], list[Usage]]:
     """When each block from `SKIPPED` on ended, the first of them one that is not recorded, and what was used then."""
     used, process, until = list[Usage](), psutil.Process(run.group), time.monotonic() + PATIENCE
     while len(used) < count:
-        if len(ends := ended_blocks(folder)) > len(used):
+        if len(ends := _ended_blocks(folder)) > len(used):
             used += [usage(process)] * (len(ends) - len(used))
             until = time.monotonic() + PATIENCE
             PROGRESS.tell(f"block {len(used)} of {count}", run.group)
         if not run.is_alive or time.monotonic() > until:
             raise TooFewWindows(f"{len(used)} of {count} blocks of steps have ended")
         time.sleep(LOOK)
-    return ended_blocks(folder)[SKIPPED - 1 : count], used[SKIPPED - 1 : count]
+    return _ended_blocks(folder)[SKIPPED - 1 : count], used[SKIPPED - 1 : count]
 
 
 def _asked(windows: int) -> _Compared:
