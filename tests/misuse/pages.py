@@ -1,6 +1,6 @@
 """All rows, by kind, and their place in docs/project/promises.md.
 
-python -m misuse.pages      writes the tables anew; with PYTHONPATH=tests
+python -m misuse.pages      writes the tables again; with PYTHONPATH=tests
 """
 
 from collections.abc import Iterable, Mapping, Sequence

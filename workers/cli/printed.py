@@ -1,4 +1,4 @@
-"""What commands print with --json where no other class says it."""
+"""Facts that commands print with --json where no other class has them."""
 
 from typing import Literal
 

@@ -154,7 +154,7 @@ def test_a_worker_restarted_before_its_loss_was_noticed_stands_by_and_has_its_pl
 
 
 def test_a_worker_restarted_while_the_broker_was_away_soon_has_its_place_from_the_next_broker(talk: Conversation):
-    """Nobody has told that broker of its predecessor's end, and it has never heard of it."""
+    """No process has told that broker of its predecessor's end, and it has never heard of it."""
     again = Conversation(talk.store, now=talk.now, terms=REPLACING)
     again.send(name(0), hello(0, incarnation=1, endpoint="ipc://0"))
     begun, told = again.now, []

@@ -1,4 +1,4 @@
-"""A scripted run: what a script's calls come to, bit for bit, whatever the schedule, and whoever is lost on the way."""
+"""A scripted run: what a script's calls come to, bit for bit, whatever the schedule, and which worker is lost on the way."""
 
 from collections import deque
 from collections.abc import Iterator

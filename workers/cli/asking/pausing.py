@@ -66,6 +66,6 @@ def _who() -> str:
     """Return the user and the machine of this process."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # nobody has that number here
+    except (OSError, KeyError):  # no user has that number here
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"[:LONGEST_NAME]
