@@ -1,4 +1,4 @@
-"""Facts that the files of a checkout tell by themselves: statements, class names, rooms, and which modules have a test."""
+"""Facts that the files of a checkout tell: statements, class names, rooms, and which modules have a test."""
 
 import ast
 from collections import defaultdict
