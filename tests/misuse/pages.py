@@ -23,12 +23,12 @@ KINDS: Mapping[str, Sequence[Misuse]] = {
 
 
 def written() -> str:
-    """What stands between the page's markers."""
+    """Text between the page's markers."""
     return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
 
 
 def tables() -> str:
-    """What is to stand there: a table for each kind."""
+    """Text that is to stand there: a table for each kind."""
     return "\n\n".join(_table(kind, rows) for kind, rows in KINDS.items())
 
 

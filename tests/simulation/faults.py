@@ -1,4 +1,4 @@
-"""What befalls a run: what each fault does to its processes, its connections and the broker's records."""
+"""Faults in a run: their effects on its processes, its connections and the broker's records."""
 
 from functools import partial
 from typing import TYPE_CHECKING

@@ -20,7 +20,7 @@ from simulation.world import World
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a seed: what has befallen the run, how many virtual seconds it took, and what was wrong with it."""
+    """Outcome of a seed: the faults of the run, its virtual seconds, and the errors found in it."""
 
     seed: int
     fired: Counter[str]

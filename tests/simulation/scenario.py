@@ -1,4 +1,4 @@
-"""What a seed stands for: the shape of a run, the weather, and what befalls it."""
+"""Scenario of a seed: the shape of a run, the weather, and the faults."""
 
 import random
 from collections.abc import Collection
@@ -31,7 +31,7 @@ SPLIT = ("zb-h1", "zb-h1", "zb-v")
 
 
 class PlannedFault(StrEnum):
-    """What befalls a run."""
+    """Faults of a run."""
 
     KILL = "a worker is killed"
     KILL_ALL = "all workers are killed"
@@ -206,7 +206,7 @@ def _evaluation(schedule: Schedule, steps: int, rng: random.Random) -> tuple[Rou
 
 
 def _between(rng: random.Random) -> list[CallKind]:
-    """What a script calls for between two training steps."""
+    """Calls of a script between two training steps."""
     return rng.choices(_MORE_CALLS, k=rng.choice([0, 0, 0, 1, 2]))
 
 

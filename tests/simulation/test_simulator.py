@@ -146,7 +146,7 @@ def run_simulator(*flags: str) -> "subprocess.CompletedProcess[str]":
 
 
 def first_wrong(seeds: Iterable[int] = range(400), *, script: bool = False) -> str:
-    """What is wrong with the first seed that fails, and how to see it again. Ranges begin shortly before such a one."""
+    """Error of the first seed that fails, and the command that repeats it. Ranges begin shortly before such a one."""
     found = (simulate(seed, script=script) for seed in seeds)
     return next((str(each) for each in found if each.wrong), "nothing")
 

@@ -173,7 +173,7 @@ class SimulatedWorker(SimulatedMember):
 
 
 def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCalls | QueuedCalls:
-    """What all do that take part in the run."""
+    """Work of all that take part in the run."""
     calls: PlanCalls | QueuedCalls
     if scenario.calls:
         calls = queued_calls(scenario.schedule, scenario.passes)

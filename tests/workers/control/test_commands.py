@@ -62,7 +62,7 @@ def nothing_saved() -> tuple[dict, dict]:
 
 
 class NotedHooks(CheckpointHooks):
-    """What was asked of them."""
+    """Requests to them."""
 
     def __init__(self) -> None:
         self.forgotten: list[int] = []

@@ -144,7 +144,7 @@ def core(terms: RunConfig = TERMS) -> Coordinator:
 
 
 def assigned(index: int, *, step: int = 0, aware: bool = False) -> Assigned:
-    """What a worker is told; one that is `aware` has its secret."""
+    """Messages to a worker; one that is `aware` has its secret."""
     secret = b"" if aware else KEYS.of_incarnation(index + 1)
     link = KEYS.of_link(0, 1)
     keys = PlaceKeys(index, (link, b"") if index else (b"", link))
