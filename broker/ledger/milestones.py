@@ -14,18 +14,19 @@ KEPT_EVENTS = 100  # others, likewise
 
 
 class Milestone(msgspec.Struct, frozen=True):
-    """A loss, a return of a lost worker's place to work, a restart of the broker, a resumption, a complete checkpoint.
+    """A loss, a leave, a place that works again, a restart of the broker, a resumption, or a complete checkpoint.
 
     Attributes:
-        what: "loss", "return", "broker" for a restart of it, "resume" of a run that was stopped, or "checkpoint".
+        what: "loss", "leave" of a worker on notice, "return" of a place, "broker" for a restart of it, "resume" of a
+            run that was stopped, or "checkpoint".
         at: Its time, in seconds since the epoch.
         step: Step of the checkpoint, or to which the lost worker's stages go back; of a restart or resumption, the
             first step that some stage had not finished.
-        worker: Index of the worker, of a loss and a return.
+        worker: Index of the worker, of a loss, a leave and a return.
         why: End of a sentence about the worker.
     """
 
-    what: Literal["loss", "return", "broker", "resume", "checkpoint"]
+    what: Literal["loss", "leave", "return", "broker", "resume", "checkpoint"]
     at: float
     step: int
     worker: int | None = None

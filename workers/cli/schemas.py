@@ -37,7 +37,7 @@ from stageline.workers.runs.comparison import RunDifference
 from stageline.workers.runs.listing import RunList
 
 from .bundle import BundleReport
-from .printed import DoctorFindings, ErrorList, RemovedRuns, ScheduleList, StoppedRun
+from .printed import DoctorFindings, ErrorList, LeftWorker, RemovedRuns, ScheduleList, StoppedRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ SCHEMAS: Mapping[str, Published] = {
     "queues/2": Published(QueuesFacts),
     "stack/1": Published(StackFacts),
     "run-diff/1": Published(RunDifference, envelope=False),
+    "run-leave/1": Published(LeftWorker, envelope=False),
     "run-pause/1": Published(PauseChange, envelope=False),
     "run-resume/1": Published(PauseChange, envelope=False),
     "run-rm/1": Published(RemovedRuns, envelope=False),

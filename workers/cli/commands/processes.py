@@ -40,7 +40,11 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
         "stageline worker examples/digits --join 'tcp://desk:7000#k1....'",
         "stageline worker --join @line.txt --patience 60",
     ),
-    groups={"Run": ("--index", "--name", "--spare", "--allow"), "Network": ("--broker", "--join", "--patience")},
+    groups={
+        "Run": ("--index", "--name", "--spare", "--allow"),
+        "Network": ("--broker", "--join", "--patience"),
+        "End": ("--notice-seconds",),
+    },
     codes=codes(
         ExitCode.NO_BROKER,
         ExitCode.NO_WORKER,
@@ -78,6 +82,11 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
     help=f"Seconds to try to reach the broker; 0 tries once. Default: {PATIENCE:g}, with --join {JOIN_PATIENCE:g}.",
 )
 @click.option("--spare", is_flag=True, help="Load everything and wait; take the place of the next worker that is lost.")
+@click.option(
+    "--notice-seconds",
+    type=options.Finite(min=0, min_open=True),
+    help="At SIGTERM, leave within so many seconds: finish the step, save it, free the place, exit with code 76.",
+)
 @click.option("--standing-in", is_flag=True, hidden=True, help="A worker of another place has started it.")
 @options.lifeline
 @click.option("--sockets", hidden=True, help="Folder for its sockets.")
@@ -93,6 +102,7 @@ def worker(
     name: str | None,
     patience: float | None,
     spare: bool,
+    notice_seconds: float | None,
     standing_in: bool,
     lifeline: int,
     sockets: str | None,
@@ -127,6 +137,8 @@ def worker(
 
         if spare:
             options.require_restarts(plan)
+        if notice_seconds is not None:
+            options.require_restarts(plan, "with --notice-seconds a worker leaves its place to another")
         if not (scripted or quiet):
             say(f"stageline: {_dials(url, patience)}", err=True)
         starts = not scripted and (standing_in or not quiet)  # `train` replaces its own workers
@@ -144,6 +156,7 @@ def worker(
                 joined=scripted,
                 command=("worker", *options.plan_arguments(config, sets)) if starts else (),
                 standing_in=standing_in,
+                notice=notice_seconds,
             ),
         )
 
