@@ -60,7 +60,6 @@ LADDER = {
     "workers/process": DOING,
     "workers/extras/preflight": DOING,
     "workers/extras/consent": DOING,
-    "workers/extras/bundle": DOING,
     "workers/launch": DOING,
     "workers/script/calls": DOING,
     "workers/script/processes": DOING,

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from .history_answers import RecoveryFacts
 from .pauses import PauseFacts
-from .recovery_answer import RecoveryFacts
 
 
 class _RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -247,6 +247,7 @@ class WhyFacts(_RunFacts, frozen=True, kw_only=True):
     Attributes:
         slow: What limits a run that makes progress, or did; None if it waits, or too few steps are known.
         recovery: Time that such a run lost to losses, restarts and stalls; None if none is known.
+        age: Age of `slow` and `recovery`: they are given again for a while if they took long to compute.
         text: What it waits for, or why it ended.
         chain: The waits, from the worker that waits to the cause.
         root: The cause.
@@ -258,6 +259,7 @@ class WhyFacts(_RunFacts, frozen=True, kw_only=True):
     phase: str
     slow: SlowFacts | None
     recovery: RecoveryFacts | UnsetType | None = UNSET
+    age: float | UnsetType = UNSET
     text: str
     chain: list[WaitFact]
     root: RootFact | None

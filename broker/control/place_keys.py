@@ -6,14 +6,17 @@
 
 So no process has the key of a queue that it has no end of, and a process on another disk that takes the place over has
 the same keys. Each generation has others: after a machine has lost its right to take part, what it knows is of no use.
+`guard_of` says which runs need such secrets.
 """
 
 import hashlib
 from collections.abc import Iterable
+from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
+from stageline.pipeline.addresses import transport_of
 from stageline.pipeline.program import Queue
 
 from .records import Count
@@ -65,3 +68,24 @@ class PlaceKeys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return {}
         own = (each for each in queues if not each.is_local and self.place in (each.producer, each.consumer))
         return {queue.name: self.of_queue(queue) for queue in own}
+
+
+class QueueGuard(StrEnum):
+    """Protection of a run's queues, beside the seals of what their ends request."""
+
+    NONE = "none"  # the queues are on one machine, or the run is insecure
+    CONNECTIONS = "connections"  # each connection has the keys of the places at its ends
+    MESSAGES = "messages"  # what lies at a server is sealed with the key of its queue
+
+
+def guard_of(queues: str, *, is_private: bool) -> QueueGuard:
+    """Return the protection of queues at the address `queues`.
+
+    Args:
+        queues: `queues.url` of the plan.
+        is_private: True if no other process can read what the broker tells the workers, such as their keys.
+    """
+    transport = transport_of(queues)
+    if not is_private or not transport.crosses(queues):
+        return QueueGuard.NONE
+    return QueueGuard.MESSAGES if transport.has_server else QueueGuard.CONNECTIONS

@@ -9,7 +9,8 @@ The table in `state.py` gives the run's states. There is no clock here: every `n
 epoch, and never goes back.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 from stageline.broker.control.channel import Envelope
@@ -51,6 +52,7 @@ from . import (
     supervision,
 )
 from .authenticity import Authenticity, refusal_to
+from .kept_answer import KeptAnswer, unmeasured
 from .ordering import Ordering
 from .queries import NO_KEYS
 from .run import Resumption, RunConfig, RunPhase
@@ -79,7 +81,9 @@ class Coordinator:
     Everything that must survive a crash is stored before it is sent. Raises `StoreUnusable` if storing fails.
     """
 
-    def __init__(self, config: RunConfig, store: Store, run: str, now: float) -> None:
+    def __init__(
+        self, config: RunConfig, store: Store, run: str, now: float, spent: Callable[[], float] = unmeasured
+    ) -> None:
         """Restore the run from its records, and begin or resume it.
 
         Args:
@@ -87,9 +91,11 @@ class Coordinator:
             store: The run's records, from which the run goes on.
             run: The run's id.
             now: Seconds since the epoch.
+            spent: Returns the processor's time that this thread has used so far, in seconds: an answer that takes long
+                is given again for a while. Without it, no answer is.
         """
         stored = store.load()
-        self.run = records.restored(run, config, store, stored, now)
+        self.run = replace(records.restored(run, config, store, stored, now), slowness=KeptAnswer(spent))
         place_keys.catch_up(self.run, now)
         self.ordering = None if config.schedule_memory is None else Ordering()
         self.is_interrupted = False  # a person has stopped the run before its end

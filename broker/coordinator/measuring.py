@@ -7,8 +7,7 @@ import msgspec
 
 from stageline.broker.control.measures import QueueMeasures, RunMeasures, StageMeasures, WorkerMeasures
 from stageline.broker.ledger.counters import BOUNDS
-from stageline.broker.ledger.member import MemberStatus
-from stageline.broker.ledger.queue_pace import Flowing
+from stageline.broker.ledger.member import Flowing, MemberStatus
 
 from .pacing import pace_of
 from .queue_queries import queue_counts

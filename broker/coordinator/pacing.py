@@ -95,7 +95,8 @@ def timetable(run: RunState, of: Mapping[str, str], now: float) -> Facts:
 
 def history(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """Return the newest losses, returns of lost places, restarts of the broker and complete checkpoints, in order."""
-    return {"run": run.id, "milestones": [msgspec.to_builtins(each) for each in run.milestones]}
+    found = sorted([*run.milestones, *run.pauses.milestones], key=lambda each: each.at)
+    return {"run": run.id, "milestones": [msgspec.to_builtins(each) for each in found]}
 
 
 def course(run: RunState, of: Mapping[str, str], now: float) -> Facts:

@@ -6,24 +6,33 @@ every worker compares with its own plan.
 A new generation of keys is stored before a worker is told of it. Running workers are told their places again when they
 say Hello, and take over the keys that these bring.
 
-Reads `config`, `keys`. Writes `registry`.
+`shut_out` ends a machine's part in a run: its workers lose their places. Nothing is told of the keys then: once the
+channel has closed its connections, workers say Hello again, and get their places with the new keys, if their own key is
+still admitted. What the machine knows is of no use: workers close connections with the former keys, and seal with the
+new ones what lies at a server. A worker that keeps running does not go back for it.
+
+Reads `config`, `keys`. Writes `registry`, and through `place` what follows from a loss.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from stageline.broker.control.messages import Hello, Peers
-from stageline.broker.control.place_keys import PlaceKeys
+from stageline.broker.control.place_keys import PlaceKeys, QueueGuard
 from stageline.broker.keys.join_line import keyed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.keys.parties import differences, party_at
-from stageline.broker.keys.queue_guard import QueueGuard
+from stageline.broker.ledger.losses import WorkerLoss
 from stageline.pipeline.addresses import parted
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.printable import bounded
 
 from . import records
-from .state import RunState
+from .script_place import place_of
+from .state import Outgoing, RunState
 
 Endpoints = dict[int, tuple[int, str]]
+REVOKED = "speaks with a key that was revoked"
 
 
 def keys_of(run: RunState, index: int) -> PlaceKeys:
@@ -123,3 +132,24 @@ def _public(run: RunState, index: int) -> PublicKey:
 @lru_cache(4096)
 def _public_of(secret: bytes) -> PublicKey:
     return KeyPair.of_secret(secret).public
+
+
+def shut_out(run: RunState, is_out: Callable[[bytes], bool], now: float) -> list[Outgoing]:
+    """Take the places of workers away, and begin other keys of all places. Return the messages to send.
+
+    The caller closes all connections of the channel afterwards. A worker of the machine that is not known by an address
+    cannot come back, and loses its place with its lease.
+
+    Args:
+        run: The state.
+        is_out: Returns True if the process at an address of the channel must not take part any more.
+        now: Seconds since the epoch.
+    """
+    run.outgoing.clear()
+    if run.lifecycle.over:
+        return []
+    for member in [each for each in run.registry.reachable() if each.sender and is_out(each.sender)]:
+        if why := place_of(run, member.index).lose(WorkerLoss(member, REVOKED), now):
+            run.fail(why, ExitCode.FAILED)
+    rotate(run, now)
+    return list(run.outgoing)

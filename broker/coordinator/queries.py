@@ -284,11 +284,11 @@ def _at_stage(run: RunState, at: MicrobatchPosition) -> Facts:
 
 def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
     """Return the reason why the run waits or is slow, or why the worker that owns a stage waits."""
-    facts: Facts = {"run": run.id, "phase": str(run.phase), "slow": None, "recovery": None}
+    facts: Facts = {"run": run.id, "phase": str(run.phase), "slow": None, "recovery": None, "age": 0.0}
     owner = _owner(run.config.schedule, of)  # a stage that does not exist is refused in every phase
     if run.outcome is not None:
         over = "nothing: the run is over"
-        facts |= {"slow": slow(run), "recovery": lost_time(run)}
+        facts |= _slowness(run, now)
         return {**facts, "text": run.outcome.reason, "chain": [], "root": None, "reports": [], "action": over}
     if run.fault:
         text = f"the broker {run.fault}. Until then it hears nothing of the workers, which train without it"
@@ -298,8 +298,10 @@ def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         return {**facts, "text": awaited, "chain": [], "root": None, "reports": [], "action": action}
     found = why_waiting(run, now, owner)
     chain = found.chain
-    if chain.harmless and owner is None:  # a loss or a stall goes first
-        facts |= {"slow": slow(run), "recovery": lost_time(run)}
+    if not chain.harmless:  # a loss or a stall goes first, and changes what limits the run after it
+        run.slowness.forget()
+    elif owner is None:
+        facts |= _slowness(run, now)
     return {
         **facts,
         "text": found.text,
@@ -308,6 +310,19 @@ def _why(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "reports": [_age(run, now, index) for index in _workers_of(chain) if index in run.registry.members],
         "action": found.action,
     }
+
+
+def _slowness(run: RunState, now: float) -> Facts:
+    """Return what limits the run and what it lost time to, and the age of that answer."""
+
+    def compute() -> Facts:
+        return {"slow": slow(run), "recovery": lost_time(run)}
+
+    circumstances = (run.lifecycle.state, len(run.orders.orders), run.pauses.after, run.milestones.events[-1:])
+    facts = run.slowness.given(circumstances, compute, now)
+    if facts["slow"] is None:  # the next step may be the first of which there is something to say
+        run.slowness.forget()
+    return facts
 
 
 def _workers_of(chain: WaitChain) -> list[int]:

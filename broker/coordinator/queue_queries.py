@@ -23,8 +23,7 @@ from stageline.broker.control.answers import (
 )
 from stageline.broker.control.queue_counts import Depth, Intake
 from stageline.broker.ledger.ledger import MicrobatchPosition, MicrobatchState
-from stageline.broker.ledger.member import SCRIPT, Member
-from stageline.broker.ledger.queue_pace import Flowing
+from stageline.broker.ledger.member import SCRIPT, Flowing, Member
 from stageline.pipeline.program import Queue
 
 from .pausing import told

@@ -10,13 +10,13 @@ from typing import Literal
 import msgspec
 
 from stageline.broker.control.messages import Stop, StopRun
+from stageline.broker.control.place_keys import QueueGuard, guard_of
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import Fact, Store
 from stageline.broker.errors import BrokerError
 from stageline.broker.keys.access import OPEN, Access
 from stageline.broker.keys.parties import Parties
-from stageline.broker.keys.queue_guard import QueueGuard, guard_of
 from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.pipeline.evaluation import Criterion

@@ -48,6 +48,7 @@ from stageline.broker.ledger.trend import Trend
 from stageline.broker.slowness.pace import RunPace
 from stageline.pipeline.evaluation import Rounds, Standing
 
+from .kept_answer import KeptAnswer
 from .run import RunConfig, RunOutcome, RunPhase, StopPlan
 
 LOGGED, PERIOD = 20, 10.0  # anomalies of one kind that become warnings, in so many seconds; all are counted
@@ -250,6 +251,7 @@ class RunState:
     fault: str = ""  # what the broker itself cannot do for now, continuing "the broker"
     pace: RunPace = field(default_factory=RunPace)  # the times of the newest steps
     counters: RunCounters = field(default_factory=RunCounters)  # since this broker began
+    slowness: KeptAnswer = field(default_factory=KeptAnswer)  # the newest answer to why the run is slow
     outgoing: list[Outgoing] = field(default_factory=list)  # messages that the present decision sends
 
     @property

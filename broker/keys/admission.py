@@ -1,6 +1,7 @@
-"""Who is admitted, as the sockets of a process ask it, and the keys with which these are opened."""
+"""Admission of keys, as the sockets of a process ask for it; their own keys; and why a client gets no connection."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from .pairs import KeyPair, PublicKey
@@ -45,3 +46,19 @@ class QueueKeys(ServerKeys):
     """
 
     name: str = ""
+
+
+class KeyRefusal(StrEnum):
+    """Reason why a broker's address gives no connection."""
+
+    NONE = ""
+    NOT_ADMITTED = "not admitted"
+    REVOKED = "revoked"  # by a person: it was admitted
+    ANOTHER_KEY = "another broker's key"
+    NO_KEYS = "no keys there"
+    KEYS_NEEDED = "keys needed there"  # for a client without
+
+    @property
+    def may_pass(self) -> bool:
+        """True if it may pass without a change of keys: a person may admit the key."""
+        return self in (KeyRefusal.NOT_ADMITTED, KeyRefusal.REVOKED)

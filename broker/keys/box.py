@@ -32,10 +32,9 @@ from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 
-from .admission import Admission, NotReady
+from .admission import Admission, KeyRefusal, NotReady
 from .box_handshake import NONCE, START, BoxHandshake, BoxSession, FrameKind, parts_of, start_of
 from .pairs import SECRET_BYTES, KeyPair, PublicKey
-from .refusal import KeyRefusal
 from .single_use import SALT, TAG, RandomBytes, key_of, opened, sealed
 
 MOST_SESSIONS = 4096  # that a broker keeps; of more, those that were silent longest are lost

@@ -16,8 +16,8 @@ from cryptography.exceptions import InvalidTag
 
 from stageline.broker.errors import BadKey
 
+from .admission import KeyRefusal
 from .pairs import PUBLIC_BYTES, KeyPair, PublicKey
-from .refusal import KeyRefusal
 from .single_use import TAG, opened, root_of, sealed
 
 NONCE = 16  # bytes

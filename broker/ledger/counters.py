@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from stageline.broker.control.messages import Report
 
-from .member import Member
-from .queue_pace import Flowing
+from .member import Flowing, Member
 from .times import StepTotals, WaitCause
 
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)

@@ -1,6 +1,7 @@
-"""Milestones of a run: losses, returns of lost places, restarts of its broker, resumptions, complete checkpoints.
+"""Milestones of a run: losses, returns of lost places, restarts of its broker, resumptions, pauses, checkpoints.
 
-The newest are kept, and written with every checkpoint. Checkpoints, of which there are many, displace no loss.
+The newest are kept, and written with every checkpoint. Checkpoints, of which there are many, displace no loss. Those of
+pauses are not kept here: `pauses.py` has them.
 """
 
 from collections import deque
@@ -14,19 +15,19 @@ KEPT_EVENTS = 100  # others, likewise
 
 
 class Milestone(msgspec.Struct, frozen=True):
-    """A loss, a leave, a place that works again, a restart of the broker, a resumption, or a complete checkpoint.
+    """A loss, a return of a lost worker's place to work, or another event of a run.
 
     Attributes:
-        what: "loss", "leave" of a worker on notice, "return" of a place, "broker" for a restart of it, "resume" of a
-            run that was stopped, or "checkpoint".
+        what: "loss", "leave" of a worker on notice, "return", "broker" for a restart of it, "resume" of a run that was
+            stopped, "pause", "pause-end", or a complete "checkpoint".
         at: Its time, in seconds since the epoch.
         step: Step of the checkpoint, or to which the lost worker's stages go back; of a restart or resumption, the
-            first step that some stage had not finished.
+            first step that some stage had not finished; of a pause, the step before which the run rested.
         worker: Index of the worker, of a loss, a leave and a return.
-        why: End of a sentence about the worker.
+        why: End of a sentence about the worker, or about the pause.
     """
 
-    what: Literal["loss", "leave", "return", "broker", "resume", "checkpoint"]
+    what: Literal["loss", "leave", "return", "broker", "resume", "pause", "pause-end", "checkpoint"]
     at: float
     step: int
     worker: int | None = None

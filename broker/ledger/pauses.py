@@ -10,12 +10,14 @@ out none twice. All of it is stored before any worker is told, so that a broker 
 takes a lost one's place, go on from there. Lost records are rebuilt from what workers report.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from stageline.broker.control.pauses import HeldBack, Hold
 from stageline.broker.control.store import Fact
+
+from .milestones import Milestone
 
 KEPT = 64  # newest pauses
 _FACT = "pauses"  # its name in a store
@@ -48,6 +50,15 @@ class Pause(msgspec.Struct, frozen=True):
         """True if it is not over."""
         return self.until is None
 
+    @property
+    def milestones(self) -> Iterator[Milestone]:
+        """Its beginning and its end, as far as they have come; none of a pause that no step was agreed on for."""
+        if self.step is not None:
+            why = f" ({self.reason})" if self.reason else ""
+            yield Milestone("pause", self.since, self.step, why=f"by {self.by}{why}")
+            if self.until is not None:
+                yield Milestone("pause-end", self.until, self.step, why=f"by {self.ended}")
+
 
 class PauseBook(msgspec.Struct):
     """A run's pauses, the newest last, and the number of the newest order about them."""
@@ -69,6 +80,11 @@ class PauseBook(msgspec.Struct):
     def present(self) -> Pause | None:
         """The pause that lasts, None if there is none."""
         return self.pauses[-1] if self.pauses and self.pauses[-1].lasts else None
+
+    @property
+    def milestones(self) -> list[Milestone]:
+        """The beginnings and ends of all pauses, in order."""
+        return [found for each in self.pauses for found in each.milestones]
 
     @property
     def steps(self) -> list[int]:

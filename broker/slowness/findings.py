@@ -191,13 +191,12 @@ def _finding(suspect: Suspect, shorter: float, now: float, busy: Sequence[float]
 
 def _without_effects(retimed: Retimed) -> Otherwise:
     """Return the steps without waits for credit and room that are an effect of a slow consumer."""
-    now = retimed.seconds()
-    effects = frozenset(
-        _PAUSES[cause]
-        for cause in _CONSUMERS
-        if now and 1 - retimed.seconds(Otherwise(without=frozenset([_PAUSES[cause]]))) / now < SHORTER
+    found = [pause for cause in _CONSUMERS if retimed.pauses_for(pause := _PAUSES[cause])]
+    now = retimed.seconds() if found else 0.0
+    effects = (
+        pause for pause in found if now and 1 - retimed.seconds(Otherwise(without=frozenset([pause]))) / now < SHORTER
     )
-    return Otherwise(without=effects)
+    return Otherwise(without=frozenset(effects))
 
 
 def _joined(*each: Otherwise) -> Otherwise:

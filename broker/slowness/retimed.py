@@ -4,8 +4,10 @@ Each worker runs its actions in the order in which it ran them. An action begins
 what was paused for is over, and when its message has come.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import add
 from statistics import median
 
@@ -57,11 +59,14 @@ class Retimed:
         self._busy = list(map(steps.computing, order))
         self._data = [each.data for each in order]
         self._source = [-1 if each.source is None else place[id(each.source)] for each in order]
-        self._hops: list[Hop | None] = [
+        hops: list[Hop | None] = [
             None if each.source is None else (stage_of[each.source.action.stage], stage_of[each.action.stage])
             for each in order
         ]
-        self._lag = [self._lag_of(each, hop) for each, hop in zip(order, self._hops, strict=True)]
+        self._lag = [self._lag_of(each, hop) for each, hop in zip(order, hops, strict=True)]
+        self._across: dict[Hop | None, list[int]] = defaultdict(list)
+        for number, hop in enumerate(hops):
+            self._across[hop].append(number)
         self._over = _usual_overhead(steps, order)
         self._pauses = _pauses(steps, order, paused or {})
         self._begins = [min((each.start for each in actions), default=0.0) for actions in steps.workers]
@@ -100,7 +105,10 @@ class Retimed:
         """Return, by action, the seconds that its message is on its way."""
         if not other.instant:
             return self._lag
-        return [0.0 if hop in other.instant else lag for hop, lag in zip(self._hops, self._lag, strict=True)]
+        lag = self._lag.copy()
+        for number in chain.from_iterable(self._across.get(hop, ()) for hop in other.instant):
+            lag[number] = 0.0
+        return lag
 
     def _taking(self, other: Otherwise) -> list[float]:
         """Return, by action, the seconds from its start to its end."""
@@ -169,8 +177,11 @@ def _pauses(
     shortest, more = _shortest(steps), _beyond(steps, paused)
     found, begun = dict[int, dict[WaitCause, float]](), set[tuple[int, int]]()
     for number, each in enumerate(order):
+        is_first = (each.worker, each.step) not in begun
+        if not (is_first or each.pauses):
+            continue
         pauses = {cause: seconds for cause, seconds in each.pauses.items() if cause not in _SHARED}
-        if (each.worker, each.step) not in begun:
+        if is_first:
             begun.add((each.worker, each.step))
             pauses |= {cause: shortest[each.step, cause] for cause in _SHARED}
             for cause, seconds in more.get(each.worker, {}).items():
@@ -194,7 +205,8 @@ def _beyond(steps: MeasuredSteps, paused: Mapping[int, Mapping[WaitCause, float]
     """Return how much longer each worker paused in a step than in these steps, by cause."""
     count, found = max(1, len(steps.steps)), dict[int, dict[WaitCause, float]]()
     for worker, actions in enumerate(steps.workers):
+        pausing = [each.pauses for each in actions if each.pauses]
         for cause, seconds in paused.get(worker, {}).items():
-            here = sum(each.pauses.get(cause, 0.0) for each in actions) / count
+            here = sum(pauses.get(cause, 0.0) for pauses in pausing) / count
             found.setdefault(worker, {})[cause] = max(0.0, seconds - here)
     return found

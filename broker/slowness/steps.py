@@ -86,7 +86,8 @@ class Ran:
 
     def follows(self, before: "Ran") -> None:
         """Note the action before it on its worker: the rest of the time between both is the loop's own."""
-        self.over = max(0.0, self.start - before.end - self.message - sum(self.pauses.values()))
+        paused = sum(self.pauses.values()) if self.pauses else 0.0
+        self.over = max(0.0, self.start - before.end - self.message - paused)
 
     def takes_from(self, source: "Ran | None") -> None:
         """Note the action whose message it takes; None if it takes none."""

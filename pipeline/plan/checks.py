@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from stageline.pipeline import addresses, schedule
 from stageline.pipeline.addresses import masked
 
-from . import party_checks, script_checks, stage_checks, staying, training_checks
+from . import party_checks, stage_checks, staying, training_checks
+from . import training_checks as script_checks
 from .errors import PlanError, Setting
 from .keys.models import PlanTables
 from .keys.stages import MOST_LISTED

@@ -1,5 +1,6 @@
 """Checks of a plan's training: how long, on which data and in which mode a run trains, and when it evaluates."""
 
+import re
 from collections.abc import Iterator
 
 from .errors import PlanError
@@ -8,6 +9,7 @@ from .keys.stages import MOST_MICROBATCHES
 from .traits import BALANCED, PIPEDREAM
 
 WITH_DATASET = ("held_out", "target", "collate", "shuffle", "drop_last", "num_workers")
+SUMS = ("rows", "loss")  # results of an evaluation for a script, besides the metrics
 
 
 def length(plan: PlanTables) -> Iterator[PlanError]:
@@ -123,3 +125,12 @@ def accumulated(plan: PlanTables) -> Iterator[PlanError]:
             f"microbatches = {plan.schedule.microbatches} of each batch make {plan.schedule.in_step} in a step; use "
             f"numbers whose product is at most {MOST_MICROBATCHES}",
         )
+
+
+def metrics(plan: PlanTables) -> Iterator[PlanError]:
+    """Yield an error for each metric of a script with the name of a sum that every evaluation returns: rows or loss."""
+    for name in plan.model.metrics if plan.scripted else ():
+        if (function := re.split("[:.]", name)[-1]) in SUMS:
+            yield PlanError(
+                "model.metrics", f"every evaluation returns {function} already; rename the function of {name}"
+            )

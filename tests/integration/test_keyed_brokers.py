@@ -5,12 +5,14 @@ import json
 import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.keys.keyring import own_pair
+from support.answers import conforming
 from support.machines import here, line_in
 from support.workspace import Command, Workspace, until, wait_for
 
@@ -151,11 +153,26 @@ def test_lines_are_made_for_one_machine_for_one_place_or_to_look_on(machines: Ma
     other = machines.worker("home", once)
     assert other.wait() == ExitCode.NOT_ADMITTED
     assert "for one machine" in other.stderr.read()
-    facts = json.loads(machines.says("keys", "invite", "--right", "look", "--for", "1h", "--json"))
+    facts = conforming(machines.says("keys", "invite", "--right", "look", "--for", "1h", "--json"))
     assert (facts["rights"], facts["serial"]) == (["look"], 2)
     assert facts["key"] in machines.says("keys", "revoke", facts["key"], "--successors")
     started = [machines.worker("lab", once, "--index", "1"), machines.worker("desk", once)]
     assert machines.end(broker, *started) == 0
+
+
+def test_what_commands_about_keys_print_as_json_has_the_published_schemas(machines: Machines) -> None:
+    broker, line = machines.broker()
+
+    def told(*words: str) -> dict[str, Any]:
+        return conforming(machines.says("keys", *words, "--json"))
+
+    invited, lab = told("invite", "--once"), told("admit", machines.public("lab"))
+    assert (JoinLine.parse(told("line")["line"]).secret, lab["rights"]) == (line.secret, ["work"])
+    assert {each["key"] for each in told("ls")["invitations"]} >= {invited["key"]}
+    assert "ends" in told("revoke", invited["key"])
+    assert "since" in told("revoke", lab["key"])
+    assert [each["revoked"] is None for each in told("ls")["keys"]] == [False]
+    assert machines.end(broker) == ExitCode.INTERRUPTED
 
 
 def test_orders_about_keys_need_a_broker_with_this_users_key(machines: Machines, workspace: Workspace) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stageline.pipeline.errors import ExitCode
+from support.answers import conforming
 from support.fork_server import ForkServer
 from support.parties import Parties, key_of
 from support.redis_server import RedisServer
@@ -126,6 +127,9 @@ def test_the_places_of_parties_are_given_by_no_line_and_no_admission(parties: Pa
     assert parties.desk.command("keys", "invite", "--right", "look").returncode == 0
     listed = parties.desk.command("keys", "ls").stdout
     assert key_of(parties.hospital)[:11] in listed
+    assert [each["name"] for each in conforming(parties.desk.command("keys", "ls", "--json").stdout)["parties"]]
+    reloaded = conforming(parties.desk.command("keys", "reload", "--json").stdout)
+    assert (reloaded["changes"], reloaded["revoked"]) == ([], [])
     assert "parties" in listed
     assert "the plan has the same parties as before" in parties.desk.command("keys", "reload").stdout
     broker.send_signal(signal.SIGTERM)

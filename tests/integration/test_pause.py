@@ -119,10 +119,14 @@ def test_a_paused_run_survives_the_kill_of_its_broker_and_of_a_worker_to_the_bit
     assert run.says("queue", "ls")["paused"]["step"] == step
     told = workspace.command("status").stdout + workspace.command("queue", "ls").stdout
     assert told.count(f", before step {step} (a backup)") == 2
+    (listed,) = run.says("run", "ls")["runs"]
+    assert (listed["state"], "a backup" in listed["reason"]) == ("paused", True)
+    assert run.says("run", "show")["state"] == "paused"
     run.kill("worker-0")
     wait_for(lambda: run.status()["restarts"] == 1)
     run.demand(step)
     run.kill("broker")
+    assert run.says("run", "ls")["runs"][0]["state"] == "paused"  # of the records: no broker need be there
     run.demand(step)
     run.kill("worker-1")
     run.kill("broker")
@@ -131,6 +135,9 @@ def test_a_paused_run_survives_the_kill_of_its_broker_and_of_a_worker_to_the_bit
     drawn = run.resume()
     assert drawn["weights_sha256"] == run.never
     assert workspace.command("run", "resume").returncode == ExitCode.NO_BROKER
+    (pause,) = run.says("run", "show")["pauses"]
+    assert (pause["step"], pause["reason"], pause["until"] > pause["since"]) == (step, "a backup", True)
+    assert f"before step {step} (a backup)" in workspace.command("run", "show").stdout
     (table,) = run.says("timetable", "--step", str(step))["steps"]
     paused = {each["worker"] for each in table["idle"] if each["cause"] == "paused"}
     assert paused == {0, 1}

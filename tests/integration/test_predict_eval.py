@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from stageline import load
 from stageline.pipeline.tree import Tree, tensors
+from support.answers import conforming
 from support.workspace import DATA, MODEL, Workspace
 
 ROWS = 17
@@ -241,7 +242,7 @@ def test_an_evaluation_gives_the_metrics_that_the_run_ended_with(workspace: Work
     before = files(run)
     ended = workspace.command("eval", str(run), "--json")
     assert ended.returncode == 0, ended.stderr
-    found, result = json.loads(ended.stdout), json.loads((run / "result.json").read_text())
+    found, result = conforming(ended.stdout), json.loads((run / "result.json").read_text())
     assert found["metrics"] == result["metrics"]
     assert (found["schema"], found["run"], found["step"], found["rows"]) == ("eval/1", run.name, 6, 8)
     assert found["data"] == 'data.source = "data.py:batches"'
@@ -268,7 +269,7 @@ def test_other_data_and_metrics_are_named_as_in_a_plan(workspace: Workspace, run
     options = ("--data", "data.py:test", "--metrics", "metrics.py:known", "--metrics", "model.py:accuracy")
     ended = workspace.command("eval", str(run), *options, *how, "--batch-size", "2")
     assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout)
+    found = conforming(ended.stdout)
     assert found["data"] == 'data.dataset = "data.py:test"'
     assert (found["rows"], found["metrics"]["known"]) == (5, 1.0)
     x = torch.stack([torch.full((4,), float(n)) for n in range(5)])
@@ -284,4 +285,4 @@ def test_other_data_and_metrics_are_named_as_in_a_plan(workspace: Workspace, run
         ended = workspace.command("eval", str(run), *options, *how)
         assert ended.returncode == code
         assert reason in ended.stderr
-        assert json.loads(ended.stdout)["schema"] == "error/1"
+        assert conforming(ended.stdout)["schema"] == "error/1"

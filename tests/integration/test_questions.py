@@ -46,6 +46,27 @@ def test_a_waiting_run_names_the_missing_workers_and_a_finished_one_shows_each_m
     assert broker.wait() == 0
 
 
+HEAVY = {"torch", "numpy", "structlog", "rich", "asyncio", "textual", "hypothesis", "cryptography"}
+
+
+def test_a_command_that_only_asks_imports_nothing_that_takes_long(workspace):
+    def imported(*words: str) -> set[str]:
+        asked = workspace.command(*words, cold=True, PYTHONPROFILEIMPORTTIME="1")
+        assert asked.returncode == 0, asked.stderr
+        lines = (line for line in asked.stderr.splitlines() if line.startswith("import time:"))
+        return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+
+    broker = workspace.start("broker", ".", "--bind", f"tcp://127.0.0.1:{free_port()}", "--run", "small-1")
+    url = until(broker.stderr, "broker at").split("broker at ")[1].split(",")[0]
+    live = [imported(*words, "--broker", url) for words in (("why",), ("status",), ("queue", "ls"))]
+    broker.send_signal(signal.SIGINT)
+    broker.wait()
+    over = imported("why", "runs/small-1")
+    assert all("zmq" in each for each in live)
+    assert "pydantic" in over
+    assert not HEAVY & set().union(over, *live)
+
+
 def test_a_finished_runs_folder_shows_its_result_when_no_broker_is_left(workspace, capsys):
     assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
     trained = json.loads(capsys.readouterr().out)

@@ -13,7 +13,7 @@ from stageline.broker.control.protocol import decode_to_broker
 from stageline.broker.control.records import StepRecord
 from stageline.broker.control.store import Fact, MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.revocation import shut_out
+from stageline.broker.coordinator.place_keys import shut_out
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.coordinator.state import Life, Outgoing
 

@@ -1,7 +1,7 @@
 """Conversations with the coordinator without sockets or clocks: messages in, messages out, and the time given."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -22,6 +22,7 @@ from stageline.broker.control.pace_answers import StatusFacts
 from stageline.broker.control.records import Inspection, StepRecord
 from stageline.broker.control.store import MemoryStore, Store
 from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.coordinator.kept_answer import unmeasured
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.ledger.losses import Leases
 from stageline.pipeline.program import Evaluation, Queue, ScriptCalls, SumExchange, compile_program
@@ -41,11 +42,17 @@ Sends = list[tuple[bytes, FromBroker]]
 class Conversation:
     """A coordinator, the time, and workers 0 and 1 by the names of their places."""
 
-    def __init__(self, store: Store | None = None, now: float | None = None, terms: RunConfig = TERMS) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        now: float | None = None,
+        terms: RunConfig = TERMS,
+        spent: Callable[[], float] = unmeasured,
+    ) -> None:
         # Where workers may be replaced, incarnations count from the time on: from 0, so that they are 1, 2, 3, ...
         self.now = now if now is not None else 0.0 if terms.restarts else 1000.0
         self.store = store or MemoryStore()
-        self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1", b""), self.now)
+        self.core = Coordinator(terms, self.store, run_of(self.store, PLAN, "run-1", b""), self.now, spent)
 
     def send(self, sender: bytes, message: ToBroker) -> Sends:
         return self.core.handle(sender, message, self.now)

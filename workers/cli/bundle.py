@@ -21,18 +21,6 @@ from stageline.pipeline.plan.keys.models import TABLES, section
 from stageline.pipeline.plan.tables import flat
 from stageline.pipeline.printable import bounded, printable_line
 from stageline.workers.control.client import BrokerUnreachable
-from stageline.workers.extras.bundle.archive import (
-    LARGEST,
-    MANIFEST,
-    MOST,
-    MOST_FILES,
-    Bundle,
-    BundledFile,
-    BundleManifest,
-    BundleUnreadable,
-    is_name,
-)
-from stageline.workers.extras.bundle.logs import end_of
 from stageline.workers.keys.key_file import key_path
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts
@@ -42,6 +30,18 @@ from stageline.workers.runs.records import RecordedRun, recorded_run
 from stageline.workers.runs.scrub import Scrub, argument, is_secret_name, passwords_in
 
 from . import options
+from .bundle_archive import (
+    LARGEST,
+    MANIFEST,
+    MOST,
+    MOST_FILES,
+    Bundle,
+    BundledFile,
+    BundleManifest,
+    BundleUnreadable,
+    end_of,
+    is_name,
+)
 from .output import say
 from .printed import DoctorFinding
 

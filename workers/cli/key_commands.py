@@ -15,8 +15,7 @@ from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.control.client import BrokerUnreachable
 from stageline.workers.control.enrolling import address_of, demand_key, succeed
-from stageline.workers.keys.key_file import VARIABLE, key_path, read_pair
-from stageline.workers.keys.rotation import former_path, next_pair, put_next_in_place
+from stageline.workers.keys.key_file import VARIABLE, former_path, key_path, next_pair, put_next_in_place, read_pair
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts
 

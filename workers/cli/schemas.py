@@ -1,8 +1,8 @@
 """JSON schemas of what reading commands print with --json, made of the classes of their facts.
 
-`python -m stageline.workers.cli.schemas docs/schemas` writes one file for each. A command that wants its schema
-published has a line in `SCHEMAS`: the name that its answer has under "schema", and the class of its facts, whose
-docstring describes each attribute. Where an answer comes from (`Envelope`) is added to all.
+`python -m stageline.workers.cli.schemas docs/schemas` writes one file for each. Each command with --json has a line in
+`SCHEMAS`: the name that its answer has under "schema", the class of its facts, whose docstring describes each
+attribute, and the commands that print it. Where an answer of a broker comes from (`Envelope`) is added.
 """
 
 import re
@@ -26,56 +26,120 @@ from stageline.broker.control.answers import (
     StackFacts,
     TraceFacts,
 )
+from stageline.broker.control.history_answers import StoryFacts
 from stageline.broker.control.log_answer import LogLine
 from stageline.broker.control.pace_answers import StatusFacts, TimetableFacts, WhyFacts
 from stageline.broker.control.pauses import PauseChange
-from stageline.broker.control.story_answer import StoryFacts
 from stageline.workers.checkpoint.source import CheckpointList, CheckpointVerdicts
-from stageline.workers.extras.bundle.archive import BundleFacts
+from stageline.workers.extras.audit.audit import AuditReport
+from stageline.workers.extras.fitting import HostFit
+from stageline.workers.extras.preflight.trial_result import Estimate
+from stageline.workers.extras.recording.probe import ProbeReport
 from stageline.workers.runs.account import RunAccount
 from stageline.workers.runs.comparison import RunDifference
+from stageline.workers.runs.folder import Result
 from stageline.workers.runs.listing import RunList
 
 from .bundle import BundleReport
-from .printed import DoctorFindings, ErrorList, LeftWorker, RemovedRuns, ScheduleList, StoppedRun
+from .bundle_archive import BundleFacts
+from .printed import (
+    CheckpointSplit,
+    CommandError,
+    DoctorFindings,
+    ErrorList,
+    EvaluatedModel,
+    LeftWorker,
+    RemovedRuns,
+    ReplayedMicrobatch,
+    RunMetrics,
+    ScheduleList,
+    ShownSchedule,
+    StoppedRun,
+)
+from .printed_keys import (
+    AdmittedKey,
+    KeyFile,
+    KnownKeys,
+    MadeInvitation,
+    PrintedLine,
+    ReloadedParties,
+    RevokedKey,
+    RotatedKey,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Output of a command: the class of its facts; with an `envelope`, where they come from stands beside them."""
+    """Output of commands: the class of its facts, and by which commands it is printed.
 
-    facts: type[msgspec.Struct]
-    envelope: bool = True
+    Attributes:
+        facts: Class of the facts.
+        commands: Commands that print them: "run ls"; none for what any command prints.
+        envelope: True if where they come from stands beside them.
+    """
+
+    facts: type
+    commands: tuple[str, ...]
+    envelope: bool
+
+
+def _by(*commands: str, facts: type) -> Published:
+    """Return the output of commands that read files, or that compute or order something."""
+    return Published(facts, commands, envelope=False)
+
+
+def _asked(command: str, facts: type) -> Published:
+    """Return the output of a command that asks a run's broker, or its records."""
+    return Published(facts, (command,), envelope=True)
 
 
 SCHEMAS: Mapping[str, Published] = {
-    "bundle/1": Published(BundleFacts, envelope=False),
-    "checkpoint-ls/1": Published(CheckpointList, envelope=False),
-    "checkpoint-verify/1": Published(CheckpointVerdicts, envelope=False),
-    "errors/1": Published(ErrorList, envelope=False),
-    "schedules/1": Published(ScheduleList, envelope=False),
-    "doctor/1": Published(DoctorFindings, envelope=False),
-    "doctor-from/1": Published(BundleReport, envelope=False),
-    "logs/1": Published(LogLine, envelope=False),
-    "microbatches/1": Published(MicrobatchesFacts),
-    "peek/1": Published(PeekFacts),
-    "queue/1": Published(QueueFacts),
-    "queue-export/1": Published(ExportFacts, envelope=False),
-    "queues/2": Published(QueuesFacts),
-    "stack/1": Published(StackFacts),
-    "run-diff/1": Published(RunDifference, envelope=False),
-    "run-leave/1": Published(LeftWorker, envelope=False),
-    "run-pause/1": Published(PauseChange, envelope=False),
-    "run-resume/1": Published(PauseChange, envelope=False),
-    "run-rm/1": Published(RemovedRuns, envelope=False),
-    "run-stop/1": Published(StoppedRun, envelope=False),
-    "run-ls/1": Published(RunList, envelope=False),
-    "run-show/1": Published(RunAccount, envelope=False),
-    "status/1": Published(StatusFacts),
-    "story/1": Published(StoryFacts),
-    "timetable/1": Published(TimetableFacts),
-    "trace-export/1": Published(TraceFacts, envelope=False),
-    "why/1": Published(WhyFacts),
+    "audit/1": _by("audit", facts=AuditReport),
+    "bundle/1": _by("bundle", facts=BundleFacts),
+    "checkpoint-ls/1": _by("checkpoint ls", facts=CheckpointList),
+    "checkpoint-split/1": _by("checkpoint split", facts=CheckpointSplit),
+    "checkpoint-verify/1": _by("checkpoint verify", facts=CheckpointVerdicts),
+    "doctor/1": _by("doctor", facts=DoctorFindings),
+    "doctor-from/1": _by("doctor", facts=BundleReport),
+    "error/1": _by(facts=CommandError),
+    "errors/1": _by("errors", facts=ErrorList),
+    "eval/1": _by("eval", facts=EvaluatedModel),
+    "fit/1": _by("plan", facts=HostFit),
+    "key/1": _by("keys new", "keys show", facts=KeyFile),
+    "keys/1": _asked("keys ls", KnownKeys),
+    "keys-admit/1": _by("keys admit", facts=AdmittedKey),
+    "keys-invite/1": _by("keys invite", facts=MadeInvitation),
+    "keys-line/1": _by("keys line", facts=PrintedLine),
+    "keys-reload/1": _by("keys reload", facts=ReloadedParties),
+    "keys-revoke/1": _by("keys revoke", facts=RevokedKey),
+    "keys-rotate/1": _by("keys rotate", facts=RotatedKey),
+    "logs/1": _by("logs", facts=LogLine),
+    "metrics/1": _by("metrics", facts=RunMetrics),
+    "microbatches/1": _asked("microbatch ls", MicrobatchesFacts),
+    "peek/1": _asked("queue peek", PeekFacts),
+    "plan/1": _by("plan", facts=Estimate),
+    "probe/1": _by("probe", facts=ProbeReport),
+    "queue/1": _asked("queue show", QueueFacts),
+    "queue-export/1": _by("queue export", facts=ExportFacts),
+    "queues/2": _asked("queue ls", QueuesFacts),
+    "replay/1": _by("replay", facts=ReplayedMicrobatch),
+    "run-diff/1": _by("run diff", facts=RunDifference),
+    "run-ls/1": _by("run ls", facts=RunList),
+    "run-leave/1": _by("run leave", facts=LeftWorker),
+    "run-pause/1": _by("run pause", facts=PauseChange),
+    "run-resume/1": _by("run resume", facts=PauseChange),
+    "run-rm/1": _by("run rm", facts=RemovedRuns),
+    "run-show/1": _by("run show", facts=RunAccount),
+    "run-stop/1": _by("run stop", facts=StoppedRun),
+    "schedule/1": _by("schedule show", facts=ShownSchedule),
+    "schedules/1": _by("schedule list", facts=ScheduleList),
+    "stack/1": _asked("stack", StackFacts),
+    "status/1": _asked("status", StatusFacts),
+    "story/1": _asked("story", StoryFacts),
+    "timetable/1": _asked("timetable", TimetableFacts),
+    "trace-export/1": _by("trace export", facts=TraceFacts),
+    "train/1": _by("train", facts=Result),
+    "why/1": _asked("why", WhyFacts),
 }
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n      .+)*)", re.MULTILINE)
@@ -88,14 +152,14 @@ def schema_of(name: str) -> Schema:
     _, found = msgspec.json.schema_components([known, beside], ref_template="#/$defs/{name}")
     described = {each: _described(schema) for each, schema in found.items()}
     envelope, facts = described.pop(beside.__name__), described.pop(known.__name__)
-    properties = {**envelope["properties"], "schema": {"const": name}, **facts["properties"]}
+    properties = {**envelope["properties"], **facts["properties"], "schema": {"const": name}}
     return {
         "$schema": _DIALECT,
         "title": name,
         "description": facts["description"],
         "type": "object",
         "properties": properties,
-        "required": [*envelope["required"], *facts["required"]],
+        "required": list(dict.fromkeys([*envelope["required"], *facts["required"]])),
         "additionalProperties": False,
         **({"$defs": dict(sorted(described.items()))} if described else {}),
     }
@@ -119,7 +183,7 @@ def write(folder: Path) -> None:
 
 
 def _described(schema: Schema) -> Schema:
-    """Return the schema of a class with what its docstring says in the places where it belongs."""
+    """Return the schema of a class, which takes no other keys, with what its docstring says of each attribute."""
     text = cleandoc(schema.get("description", ""))
     said, _, attributes = text.partition("\n\nAttributes:\n")
     known = {name: " ".join(words.split()) for name, words in _ATTRIBUTE.findall(attributes)}
@@ -127,7 +191,8 @@ def _described(schema: Schema) -> Schema:
         name: {**each, "description": known[name]} if name in known else each
         for name, each in schema.get("properties", {}).items()
     }
-    return {**schema, "description": " ".join(said.split()), **({"properties": properties} if properties else {})}
+    known_alone = {"properties": properties, "additionalProperties": False} if properties else {}
+    return {**schema, "description": " ".join(said.split()), **known_alone}
 
 
 if __name__ == "__main__":

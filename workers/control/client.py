@@ -24,9 +24,9 @@ from stageline.broker.control.pauses import PauseRun
 from stageline.broker.control.protocol import Sealer, decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import KeyPair
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode, StagelineError

@@ -37,8 +37,8 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.peek import Look, Peeked
 from stageline.broker.control.protocol import MessageSeal, Sealer, decode_from_broker
 from stageline.broker.errors import BadMessage
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.pairs import KeyPair
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
@@ -50,8 +50,7 @@ from .client import BrokerUnreachable, KeyRefused
 from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
 from .leaving import Notice
 from .party_trust import PartiesDiffer, PartyTrust
-from .redialling import REDIAL, RedialledChannel
-from .refusals import explained
+from .refusals import REDIAL, RedialledChannel, explained
 from .session import BEAT, UNANSWERED, Reporter, Session
 from .views import NOTHING, Views
 from .vitals import resident_memory

@@ -11,10 +11,10 @@ from time import monotonic
 
 from stageline.broker.control.channel import ClientChannel
 from stageline.broker.errors import AddressUnusable, ForeignMessage, NotEnrolled
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
 from stageline.broker.keys.join_line import JoinLine, keyed
 from stageline.broker.keys.pairs import KEY_SIGNS, VERSION, KeyPair, PublicKey, invite_pair
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import masked, needs_keys, parted, transport_of
 from stageline.workers.keys.keyring import own_pair, pair_towards

@@ -1,11 +1,17 @@
-"""Looks at the messages that this worker retains, for the control thread: delivery and the compute loop go on.
+"""Looks into this worker, for the control thread: at retained messages and stacks, while the compute loop goes on.
 
-A message is copied out of the log without a lock, decoded, and summed up here; the broker gets shapes, dtypes and
+For `stageline stack`, the control thread reads the stacks of all others, so no debugger is attached. For `queue`, a
+message is copied out of the log without a lock, decoded, and summed up here; the broker gets shapes, dtypes and
 summaries. Where it may not learn of a queue's content, it gets shapes and dtypes alone.
 """
 
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
+from pathlib import Path
+from traceback import StackSummary, walk_stack
+from types import FrameType
 
 import msgspec
 import torch
@@ -13,8 +19,19 @@ from torch import Tensor
 
 from stageline.broker.codec.message import Frame, Header, decode, read_header
 from stageline.broker.codec.tensors import DTYPES
-from stageline.broker.control.answers import MessageLook, MessagePlace, PeekFacts, TensorLook, TensorValues
-from stageline.broker.control.peek import LONGEST_REFUSAL, PIECE, Peek, Peeked
+from stageline.broker.control.answers import (
+    LONGEST_PLACE,
+    MOST_FRAMES,
+    MOST_THREADS,
+    MessageLook,
+    MessagePlace,
+    PeekFacts,
+    StackFrame,
+    TensorLook,
+    TensorValues,
+    ThreadStack,
+)
+from stageline.broker.control.peek import LONGEST_REFUSAL, PIECE, Peek, Peeked, ShowStacks
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.broker.queues.spill import LoggedFrames
@@ -29,6 +46,7 @@ Withheld = Callable[[Queue], str]
 _KEYED = "the run has keys: what its queues carry is for the workers at their ends"
 _STAYS = "data.stays is set: rows and what is made of them stay with the workers"
 _SCRIPT = "the queue carries batches or results of the script"
+_CUT = "..."
 
 
 def withheld_by(plan: Plan, *, keyed: bool) -> Withheld:
@@ -194,3 +212,48 @@ def summary(tensor: Tensor) -> TensorValues | None:
     if not count:
         return TensorValues(least=None, mean=None, greatest=None, nan=nan, infinite=infinite)
     return TensorValues(least=least, mean=total / count, greatest=greatest, nan=nan, infinite=infinite)
+
+
+def shown_stacks(request: ShowStacks, *, bare: bool = False) -> Peeked:
+    """Return the stacks of all threads but the calling one, without the incarnation.
+
+    A thread goes on while its stack is read; what it computes outside of Python is the line that called it.
+
+    Args:
+        request: Question to answer.
+        bare: True to leave out lines of code, and all of a file's path but its name.
+    """
+    return Peeked(0, request.id, threads=list(islice(_stacks(bare=bare), MOST_THREADS)))
+
+
+def _stacks(*, bare: bool) -> Iterator[ThreadStack]:
+    running = sys._current_frames()
+    main, own = threading.main_thread().ident, threading.get_ident()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident in sorted(running, key=lambda each: (each != main, each)):
+        if ident != own:
+            name = "main" if ident == main else names.get(ident, f"thread {ident}, not of Python")
+            yield _stack(name, running[ident], bare=bare)
+
+
+def _stack(name: str, frame: FrameType, *, bare: bool) -> ThreadStack:
+    depth = sum(1 for _ in walk_stack(frame))
+    found = StackSummary.extract(islice(walk_stack(frame), MOST_FRAMES), capture_locals=False)
+    frames = [
+        StackFrame(
+            file=_end(Path(each.filename).name if bare else each.filename),
+            line=each.lineno or 0,
+            function=_start(each.name),
+            text="" if bare else _start(each.line or ""),
+        )
+        for each in reversed(found)
+    ]
+    return ThreadStack(thread=_start(name), left_out=max(0, depth - len(frames)), frames=frames)
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= LONGEST_PLACE else text[: LONGEST_PLACE - len(_CUT)] + _CUT
+
+
+def _end(path: str) -> str:
+    return path if len(path) <= LONGEST_PLACE else _CUT + path[len(_CUT) - LONGEST_PLACE :]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from stageline.broker.control.peek import Look, Peek, Peeked, ShowLog, ShowStacks
 
 from .kept_log import shown_log
-from .stacks import shown_stacks
+from .peeking import shown_stacks
 
 NO_LOG = "this process shows none"
 

@@ -27,6 +27,8 @@ _EVENTS = {  # milestones that are no worker's
     "checkpoint": "checkpoint",
     "broker": "restart of the broker",
     "resume": "resumed",
+    "pause": "paused",
+    "pause-end": "end of the pause",
 }
 
 

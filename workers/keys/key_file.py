@@ -5,7 +5,11 @@
     # Secret key of stageline. Its public key is k1.2n8Fh0XQ...
     k1-secret.9fJd2...                        or k1-encrypted.EAgCx..., which a passphrase opens
 
-A file that others may read, or replace, is refused: who has a secret key speaks as its owner.
+A file that others may read, or replace, is refused: who has a secret key speaks as its owner. `stageline keys rotate`
+puts another key in its place, once those who know it have confirmed the other:
+
+    own.key.next      the key that is to take its place; a rotation that was interrupted goes on with it
+    own.key.former    the key of before: brokers that have not confirmed the other, and those of its user, know it alone
 """
 
 import os
@@ -16,11 +20,11 @@ from pathlib import Path
 
 from stageline.broker.keys.pairs import SECRET_BYTES, VERSION, KeyPair, decoded, encoded
 from stageline.pipeline.errors import StagelineError
-from stageline.workers.disk.atomic_file import create_file, make_folder
+from stageline.workers.disk.atomic_file import create_file, make_folder, publish
 
 from .locked_key import PREFIX as LOCKED
 from .locked_key import BadLockedKey, LockedKey
-from .passphrase import unlocked
+from .passphrase import new_passphrase, unlocked
 from .private_file import KeyUnusable, demand_folder, read_private
 
 OWN = "own"  # the name of the key that this user's processes are known by, unless told otherwise
@@ -128,3 +132,52 @@ def new_pair(path: Path, passphrase: bytes | None = None) -> KeyPair:
             f"there is a key already in {shown}; give the new one another NAME, or move that file away"
         ) from error
     return pair
+
+
+def next_path(path: Path) -> Path:
+    """Return the path of the key that is to take the place of the one at `path`."""
+    return _beside(path, "next")
+
+
+def former_path(path: Path) -> Path:
+    """Return the path at which the key of before is kept."""
+    return _beside(path, "former")
+
+
+def _beside(path: Path, end: str) -> Path:
+    file = path.resolve()  # `path` may be a link, which stays
+    return file.with_name(f"{file.name}.{end}")
+
+
+def next_pair(path: Path, environment: Mapping[str, str]) -> KeyPair:
+    """Return the pair that is to take the place of the one at `path`, which is made unless it is there already.
+
+    Raises:
+        KeyExists: A former key of before has not been deleted.
+        KeyUnusable: The file cannot be read, or there is no passphrase for it.
+        OSError: The file could not be written.
+    """
+    former = former_path(path)
+    if former.exists() and former.read_bytes() != path.read_bytes():  # else it was interrupted after its last copy
+        shown = shlex.quote(str(former))
+        raise KeyExists(
+            f"there is a former key in {shown}: delete it once nothing knows it any more, then rotate again"
+        )
+    following = next_path(path)
+    if following.exists():
+        return read_pair(following, environment)
+    locked = not isinstance(stored_key(path), KeyPair)
+    return new_pair(following, new_passphrase(shlex.quote(str(following)), environment) if locked else None)
+
+
+def put_next_in_place(path: Path) -> None:
+    """Have the next key take the place of the one at `path`, in one instant; keep the key of before beside it.
+
+    Of a link, that is the file to which it leads.
+
+    Raises:
+        OSError: A file could not be written. Nothing is lost, and it may be done again.
+    """
+    if not former_path(path).exists():
+        create_file(former_path(path), path.read_bytes(), mode=0o600)
+    publish(next_path(path), path.resolve())

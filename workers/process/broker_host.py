@@ -1,23 +1,33 @@
-"""The process around a broker's coordinator: it obeys signals, watches its lifeline, and writes the run's files."""
+"""The process around a broker's coordinator: it obeys signals, waits for the store, and writes the run's files."""
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Event
 from time import monotonic, time
 
 import structlog
 
-from stageline.broker.control.messages import Answer, Ask, StopRun
-from stageline.broker.coordinator.coordinator import Coordinator
+from stageline.broker.control.channel import Received, ServerChannel
+from stageline.broker.control.messages import Answer, Ask, Exited, Failed, Goodbye, StopRun
+from stageline.broker.control.protocol import decode_to_broker, encode
+from stageline.broker.control.store import StoreUnusable
+from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
+from stageline.broker.coordinator.gate import Gatekeeper, OpenGate
 from stageline.broker.coordinator.records import EVERY
 from stageline.broker.coordinator.state import Life
+from stageline.broker.errors import BadMessage
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.signals import Signals
-from stageline.pipeline.retry import reason_of
+from stageline.pipeline.retry import TRIED, reason_of
 from stageline.workers.control.questions import Questions
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import result_of
 
+log = structlog.get_logger()
+MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
+STOPPING = 2.0  # seconds that the records are waited for once the run is to stop
 log = structlog.get_logger()
 
 
@@ -78,3 +88,82 @@ class BrokerHost:
                     log.error("the result is not kept", reason=f"{file} cannot be written: {reason_of(error)}")
                 else:
                     log.info("result", weights_sha256=result.weights_sha256, file=file)
+
+
+class StoreWait:
+    """Wait of a broker for its records: a callback of the store while these cannot be written or reached.
+
+    The broker decides nothing, but answers queries. Messages that are sent only once are kept for later; all others are
+    repeated by their senders. Once the run is to stop, the wait soon ends, since nothing can be saved without the
+    records.
+    """
+
+    def __init__(self, channel: ServerChannel, signals: Signals) -> None:
+        """Prepare for waits. Until `serve`, queries go unanswered.
+
+        Args:
+            channel: Channel from which messages are received during a wait.
+            signals: Counter of the process's signals; a signal ends a wait.
+        """
+        self._core: Coordinator | None = None  # who answers queries, once it is made
+        self._gate: Gatekeeper = OpenGate()
+        self._channel = channel
+        self._signals = signals
+        self._told = False
+        self._kept: list[Received] = []
+        self._asked: set[bytes] = set()  # who was answered in this call
+        self._ends: float | None = None  # of a run that is to stop: until when it is waited
+
+    def serve(self, core: Coordinator, gate: Gatekeeper) -> None:
+        """Have `core` answer the queries that pass `gate` from now on."""
+        self._core, self._gate = core, gate
+
+    def __call__(self, reason: str) -> None:
+        """Handle the messages that came; called by the store several times a second with the reason of its wait.
+
+        Raises:
+            StoreUnusable: A signal came, or the run was asked to stop a short time ago. The broker can only exit now.
+        """
+        if not self._told:
+            log.warning("the broker waits for its records", reason=reason)
+        self._told = True
+        if self._ends is None and self._core is not None and self._core.is_interrupted:
+            self._ends = monotonic() + STOPPING
+        if self._signals.count or (self._ends is not None and monotonic() >= self._ends):
+            lacking = reason.partition(TRIED)[0]
+            raise StoreUnusable(
+                f"interrupted while the broker waited for its records: {lacking}. Mend that, and resume the run"
+            )
+        if self._core is not None:
+            self._asked.clear()
+            with self._core.run.without_records(reason):
+                received = self._channel.receive(0.0) or ()
+                for sender, frame in self._gate.passed(received, self._channel.key_of):
+                    with suppress(BadMessage):
+                        self._take(self._core, sender, frame or b"")
+
+    def over(self) -> Sequence[Received]:
+        """Return the messages kept during a wait, to be handled now, and note that the wait is over.
+
+        Call it when the store has not waited, or no longer waits.
+        """
+        if self._told and self._core is not None:
+            log.info("the broker keeps its records again")
+            self._told = False
+        kept, self._kept, self._ends = self._kept, [], None
+        return kept
+
+    def _take(self, core: Coordinator, sender: bytes, frame: bytes) -> None:
+        message, seal = decode_to_broker(frame, core.is_proven)
+        match message:
+            case Ask() as ask if sender not in self._asked and len(self._asked) < QUESTIONS:
+                self._asked.add(sender)
+                recipient, answer = core.answer(sender, ask, time())
+                self._channel.send([(recipient, encode(answer))])
+            case Failed() | Goodbye() if len(self._kept) < MOST and len(frame) <= LARGEST:
+                if core.is_proven(message.incarnation, seal):
+                    self._kept.append((sender, frame))
+            case StopRun() | Exited() if len(self._kept) < MOST and seal.is_of(core.run.keys.of_control):
+                self._kept.append((sender, frame))
+                if isinstance(message, StopRun) and not message.over:
+                    self._ends = self._ends or monotonic() + STOPPING

@@ -3,7 +3,7 @@
 serve_channel   receives messages, lets the gate and the coordinator decide, sends their answers
 Entrance        who may connect, and say what: `entrance.py`
 BrokerHost      signals, and the run's files: `broker_host.py`
-StoreWait       while the run's records cannot be written or reached: `store_wait.py`
+StoreWait       while the run's records cannot be written or reached: `broker_host.py`
 """
 
 import os
@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from time import monotonic, time
+from time import monotonic, thread_time, time
 
 import structlog
 
@@ -24,7 +24,7 @@ from stageline.broker.control.records import RunLength
 from stageline.broker.control.store import StoreUnusable
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.gate import Gatekeeper, KeyEvent, OpenGate
-from stageline.broker.coordinator.revocation import shut_out
+from stageline.broker.coordinator.place_keys import shut_out
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
@@ -44,9 +44,8 @@ from stageline.workers.runs import folder as runs
 from stageline.workers.runs.owner import record_end, write_owner
 from stageline.workers.runs.records import earlier_run, open_store, read_code
 
-from .broker_host import BrokerHost
+from .broker_host import BrokerHost, StoreWait
 from .entrance import Entrance, KeyLog
-from .store_wait import StoreWait
 
 TURN = 0.05  # seconds that a turn waits for the first message
 UNREADABLE = 20  # senders of what is no message that are answered in a turn
@@ -132,7 +131,7 @@ def run_broker(
         persist_json(folder / runs.PLAN, plan.as_mapping())
         opened = entrance.open(store, run, supervised=supervised, parties=parties_of(plan))
         terms = replace(terms, earlier=earlier_run(plan, run), access=opened.access)
-        core = Coordinator(terms, store, run, time())
+        core = Coordinator(terms, store, run, time(), thread_time)
         wait.serve(core, gate := opened.gate(core, partial(_listed, place.reread, plan)))
         if not supervised:
             write_owner(folder, plan, "broker")

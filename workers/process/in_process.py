@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep, time
+from time import monotonic, sleep, thread_time, time
 
 import torch
 
@@ -103,7 +103,8 @@ class _Local(AbstractContextManager["_Local"]):
         self._folder = folder
         config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
-        self._coordinator = Coordinator(config, store, run_of(store, config.plan, run, b"", new=True), time())
+        known = run_of(store, config.plan, run, b"", new=True)
+        self._coordinator = Coordinator(config, store, known, time(), thread_time)
         self._queues = SharedQueues(job.program, run)
         self._open = ExitStack()
         self._workers = [self._opened(index) for index in range(len(job.plan.workers))]

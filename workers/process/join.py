@@ -34,7 +34,7 @@ from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged, read_manifest
 from stageline.workers.control.client import BrokerUnreachable, Client, KeyRefused, NoAnswer
 from stageline.workers.control.joining import NotAdmitted
-from stageline.workers.control.redialling import REDIAL
+from stageline.workers.control.refusals import REDIAL
 from stageline.workers.disk.atomic_file import persist_json
 from stageline.workers.runs import folder as runs
 

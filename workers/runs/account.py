@@ -14,6 +14,7 @@ import msgspec
 
 from stageline.broker.control.pace_answers import PaceFact
 from stageline.broker.control.records import StepRecord
+from stageline.broker.ledger.pauses import Pause
 from stageline.broker.ledger.recovery import LostAttempt
 from stageline.broker.ledger.times import totals
 from stageline.pipeline.addresses import masked
@@ -73,8 +74,8 @@ class RunAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         name: Name of the run in its plan.
-        state: "starting", "running", "finished", "failed", "stopped" or "killed".
-        reason: Why it ended; None if it goes on.
+        state: "starting", "running", "paused", "finished", "failed", "stopped" or "killed".
+        reason: Why it ended or rests; None if it goes on.
         action: What to do.
         began: When it was begun or resumed, in seconds since the epoch.
         as_of: When its records were last written, likewise.
@@ -86,6 +87,7 @@ class RunAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         pace: Steps per second and the bubble of a run that goes on.
         restarts: Workers that were replaced.
         losses_of_workers: The newest of these losses.
+        pauses: Its newest pauses, in order.
         checkpoint: Step of the newest complete checkpoint; None in a run that has not begun.
         snapshots: Steps of which all stages in this folder have a snapshot.
         weights_sha256: Digest of the weights of a finished run.
@@ -109,6 +111,7 @@ class RunAccount(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     pace: PaceFact | None = None
     restarts: int
     losses_of_workers: list[LossOfWorker]
+    pauses: list[Pause]
     checkpoint: int | None
     snapshots: list[int]
     weights_sha256: str | None
@@ -137,6 +140,7 @@ def account_of(run: RecordedRun) -> RunAccount:
         step_seconds=_step_seconds(run),
         restarts=_restarts(run),
         losses_of_workers=list(_losses_of_workers(run)),
+        pauses=run.pauses.pauses,
         checkpoint=run.complete if run.progress else None,
         snapshots=snapshots_in(run.folder),
         weights_sha256=outcome.weights_sha256 if outcome is not None else None,

@@ -14,6 +14,7 @@ import msgspec
 
 from stageline.broker.control.messages import Answer, Ask, Refused
 from stageline.broker.coordinator.gate import KEYS
+from stageline.broker.coordinator.pausing import said
 from stageline.broker.coordinator.queries import answer
 from stageline.broker.coordinator.records import recall, restored
 from stageline.broker.coordinator.run import RunConfig
@@ -52,6 +53,9 @@ def ending_of(run: RecordedRun) -> Ending:
             return Ending("the run is starting: its plan is tried, then its processes start", "wait")
         case RecordedState.RUNNING:
             return _running(run)
+        case RecordedState.PAUSED:
+            paused = run.pauses.pauses[-1]
+            return Ending(f"the run {said(paused, run.now)}", f"have it go on: stageline run resume {run.folder}")
         case RecordedState.KILLED:
             return _killed(run)
         case _:
@@ -204,8 +208,8 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
     if what == "status" and state is not RecordedState.FINISHED:
         facts["reason"] = facts["reason"] or ending_of(run).text
     if what == "why":
-        found = ending_of(run)
-        if state is RecordedState.RUNNING and "text" in facts:
+        found = _running(run) if state is RecordedState.PAUSED else ending_of(run)
+        if state in (RecordedState.RUNNING, RecordedState.PAUSED) and "text" in facts:
             facts |= {"text": f"{found.text}; when it last stored what it saw: {facts['text']}", "action": found.action}
         else:
             facts |= {"text": found.text, "action": found.action, "chain": [], "root": None, "reports": []}

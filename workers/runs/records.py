@@ -31,6 +31,7 @@ from stageline.broker.control.store import MemoryStore, Store, StoredRun
 from stageline.broker.coordinator.records import OBSERVED
 from stageline.broker.coordinator.run import RunOutcome, RunPhase, ScriptCode
 from stageline.broker.errors import BrokerError
+from stageline.broker.ledger.pauses import PauseBook
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.broker.ledger.times import timed_actions
 from stageline.broker.transports.base import backend_of
@@ -73,10 +74,16 @@ class RecordedState(StrEnum):
 
     STARTING = "starting"
     RUNNING = "running"
+    PAUSED = "paused"  # by a person, before a step that workers have agreed on
     FINISHED = "finished"
     FAILED = "failed"
     STOPPED = "stopped"  # on request
     KILLED = "killed"  # no end is recorded, and its process is gone
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the run is not over."""
+        return self in (RecordedState.STARTING, RecordedState.RUNNING, RecordedState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +137,17 @@ class RecordedRun:
         if outcome is not None:
             asked = outcome.code in (ExitCode.SAVED, ExitCode.INTERRUPTED)
             return RecordedState.STOPPED if asked else RecordedState.FAILED
-        if self.alive or (self.alive is None and abs(self.now - self.as_of) < FRESH):
-            return RecordedState.RUNNING if self.progress.get("begun") else RecordedState.STARTING
-        return RecordedState.KILLED
+        if not (self.alive or (self.alive is None and abs(self.now - self.as_of) < FRESH)):
+            return RecordedState.KILLED
+        if not self.progress.get("begun"):
+            return RecordedState.STARTING
+        rests = (found := self.pauses.present) is not None and found.step is not None
+        return RecordedState.PAUSED if rests else RecordedState.RUNNING
+
+    @property
+    def pauses(self) -> PauseBook:
+        """Pauses of the run."""
+        return PauseBook.stored_in(self.stored.facts)
 
     @property
     def progress(self) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from .records import FRESH, RecordedState, read_note, recorded_run
 
 MARK = "stageline-removing"  # a file's name
 HALF = "partly removed"
-_WITHOUT_END = (RecordedState.STARTING, RecordedState.RUNNING, RecordedState.KILLED, "damaged")
+_WITHOUT_END = (*(each for each in RecordedState if each.goes_on), RecordedState.KILLED, "damaged")
 
 
 class RunKept(StagelineError):

@@ -48,11 +48,10 @@ from .call_sequence import QueuedCalls
 from .calls import CallFeed
 from .executor import Executor, Metric, MicrobatchSource
 from .feature_pass import FeaturePass, check_lowered, demand_handlers
-from .job_data import has_an_end, loader_for, steps_of_epoch, steps_of_epochs
+from .job_data import demand_staying, has_an_end, loader_for, steps_of_epoch, steps_of_epochs
 from .orders import StepOrders
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from .prefix import cached_stages, demand_prefix, made_order, order_of
-from .staying import demand_staying
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

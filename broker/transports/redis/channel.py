@@ -23,8 +23,8 @@ import structlog
 
 from stageline.broker.control.channel import LARGEST, Envelope, Received
 from stageline.broker.errors import AddressUnusable, EndpointTaken
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.pairs import VERSION, PublicKey
-from stageline.broker.keys.refusal import KeyRefusal
 
 from .answers import RedisAway, RedisRefusal, RedisUnfit, sound
 from .connection import RedisLink

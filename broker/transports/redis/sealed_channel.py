@@ -10,11 +10,10 @@ import structlog
 
 from stageline.broker.control.channel import ClientChannel, Envelope, Received, ServerChannel
 from stageline.broker.errors import AddressUnusable
-from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.admission import KeyRefusal, ServerKeys
 from stageline.broker.keys.box import BrokerBox, ClientBox
 from stageline.broker.keys.join_line import keyed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
-from stageline.broker.keys.refusal import KeyRefusal
 
 from .channel import RedisClientChannel, RedisServerChannel, broker_name
 

@@ -6,7 +6,7 @@
     stageline:{NAME}:store:loss    hash     step -> loss; nothing for none
 
 With a secret, owner is "2 CHECK TOKEN", where CHECK tells secrets apart, and each value of a hash is sealed under the
-names of its hash and field (`broker/keys/vault.py`): the server learns steps, stages, times and sizes.
+names of its hash and field (`broker/keys/single_use.py`): the server learns steps, stages, times and sizes.
 
 A broker takes ownership with its first change; every later change is made on the condition that the owner is still the
 same, so that two brokers cannot undo each other. A server without an append-only file forgets it all when it restarts.
@@ -59,7 +59,7 @@ def _values(run: str, secret: bytes) -> tuple[bytes, _Values]:
     """Return what the owner of a store begins with, and what becomes of its values."""
     if not secret:
         return _CLEAR, _ClearValues()
-    from stageline.broker.keys.vault import Vault  # its ciphers take 12 ms to load
+    from stageline.broker.keys.single_use import Vault  # its ciphers take 12 ms to load
 
     vault = Vault(secret, ("store", run), os.urandom)
     return _SEALED + b" " + vault.check.encode(), vault

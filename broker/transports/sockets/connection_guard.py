@@ -19,18 +19,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
 from time import monotonic
 from typing import Any
 
 import structlog
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from stageline.broker.rate_limit import RateLimit
 
 from .connection_rules import PeerConnection, refusals, untrusted_connections
 from .descriptors import descriptor_limit
+from .monitors import open_monitor, received_event
 
 WATCHFUL = 20  # ms between two looks while a connection is untrusted
 CALM = 250  # ms between two looks while all are trusted
@@ -43,28 +42,8 @@ _BYTES_RECEIVED = 128  # where Linux has tcpi_bytes_received, u64, in its tcp_in
 
 _ENDED = "it ended, or was not of the protocol, and has brought no message"
 _RESET = struct.pack("ii", 1, 0)
-_numbers = count()  # of monitors in this process
 
 log = structlog.get_logger()
-
-
-def open_monitor(context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", events: int) -> "zmq.Socket[Any]":
-    """Return the socket that brings `events` of `socket`, which neither connects nor listens yet.
-
-    Call `socket.disable_monitor()` and close the returned socket before `socket` is closed.
-
-    Args:
-        context: Context of `socket`.
-        socket: Socket to watch.
-        events: `zmq.EVENT_*`, or-ed.
-    """
-    address = f"inproc://monitor-{next(_numbers)}"  # not by id(socket): a closed one's address is freed later
-    socket.monitor(address, events)
-    monitor: zmq.Socket[Any] = context.socket(zmq.PAIR)
-    monitor.set(zmq.LINGER, 0)
-    monitor.set(zmq.RCVHWM, 0)  # with a limit, unread events would stop all sockets for good
-    monitor.connect(address)
-    return monitor
 
 
 @dataclass(slots=True)
@@ -175,15 +154,15 @@ class ConnectionGuard:
         for _ in range(EVENTS):
             if not self._events.poll(0):
                 break
-            event = recv_monitor_message(self._events)
-            match event["event"]:
+            event, value = received_event(self._events)
+            match event:
                 case zmq.EVENT_MONITOR_STOPPED:
                     return False
                 case zmq.EVENT_ACCEPTED:
-                    self._begin(event["value"])
+                    self._begin(value)
                 case zmq.EVENT_DISCONNECTED:
-                    self._note_end(event["value"])
-                    self._forget(event["value"])
+                    self._note_end(value)
+                    self._forget(value)
         return True
 
     def _is_crowded(self) -> bool:

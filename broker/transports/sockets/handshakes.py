@@ -1,4 +1,4 @@
-"""Handshakes of a client with its broker, and why they fail, from the events of its socket's monitor.
+"""Handshakes with a broker or a producer, and why they fail, from the events of the client's socket's monitor.
 
 libzmq 4.3.5 really does this, after CONNECTED:
 
@@ -24,12 +24,11 @@ from contextlib import suppress
 from typing import Any
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
-from stageline.broker.keys.refusal import KeyRefusal
+from stageline.broker.keys.admission import KeyRefusal
 
-from .connection_guard import open_monitor
 from .curve import CurveClient, open_keyed
+from .monitors import open_monitor, received_event
 
 PROBING = 2.0  # seconds that each step of a probe may take
 PROBES = 2  # that must agree: a broker may end in the middle of one
@@ -48,6 +47,7 @@ _MECHANISM = b"CURVE".ljust(20, b"\0")
 _GREETING = b"\xff" + bytes(7) + b"\x01\x7f" + b"\x03\x00" + _MECHANISM + bytes(32)  # of ZMTP 3.0
 _HELLO_BYTES = 202
 _REVOKED = 500  # status of ZAP
+_STEPS = zmq.EVENT_CONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 class ClientHandshakes:
@@ -98,8 +98,7 @@ class ClientHandshakes:
 
     def _take_events(self) -> None:
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)
-            self._note(event["event"], int(event["value"]))
+            self._note(*received_event(self._monitor))
 
     def _note(self, event: int, value: int) -> None:
         match event:
@@ -176,3 +175,32 @@ def _is_over(connection: sockets.socket) -> bool:
         return not connection.recv(1)
     except ConnectionError:
         return True
+
+
+class Handshake:
+    """Watch over the connection of a consumer to its producer, which tells when a handshake is stuck.
+
+    not connected ─────> CONNECTED ──> HANDSHAKE_SUCCEEDED
+    ^               v                 v
+    └─(maybe)── DISCONNECTED <────────┘         stuck: too long CONNECTED, or DISCONNECTED for good
+    """
+
+    def __init__(self, context: "zmq.Context[Any]", socket: "zmq.Socket[Any]") -> None:
+        """Begin to watch `socket`, a socket of `context` that is not connected yet."""
+        self._socket = socket
+        self._stuck: float | None = None  # since when there has been no completed handshake
+        self._events = open_monitor(context, socket, int(_STEPS))
+
+    def fails(self, now: float, patience: float) -> bool:
+        """Return True if for `patience` seconds the connection has been without a handshake, or ended."""
+        newest = None
+        while self._events.poll(0):
+            newest, _ = received_event(self._events)
+        if newest is not None:
+            self._stuck = None if newest == zmq.EVENT_HANDSHAKE_SUCCEEDED else now
+        return self._stuck is not None and now - self._stuck >= patience
+
+    def close(self) -> None:
+        """Stop watching. Call this before the socket is closed."""
+        self._socket.disable_monitor()
+        self._events.close()

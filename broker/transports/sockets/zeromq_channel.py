@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zmq
 
@@ -12,10 +12,11 @@ from stageline.broker.errors import AddressUnusable
 from stageline.pipeline.addresses import masked
 
 from .bind import connect, listening
-from .connection_guard import ConnectionGuard
-from .curve import CurveClient, CurveServer, endpoint_of, open_keyed, surplus
+from .curve import CurveClient, CurveServer, endpoint_of, key_in, open_keyed, surplus
 from .handshakes import ClientHandshakes
-from .zap import key_in
+
+if TYPE_CHECKING:
+    from .connection_guard import ConnectionGuard
 
 # Taken in one turn at most, so that leases and trims are not delayed for ever; what else has come waits for the next.
 _BATCH = 1000  # messages
@@ -65,7 +66,7 @@ class Unguarded:
 
 def guarded(
     context: "zmq.Context[Any]", socket: "zmq.Socket[Any]", url: str, largest: int, curve: CurveServer | None
-) -> ConnectionGuard | Unguarded:
+) -> "ConnectionGuard | Unguarded":
     """Return the guard of `socket`, which is going to be bound to `url`.
 
     Args:
@@ -75,7 +76,11 @@ def guarded(
         largest: Bytes of the largest message from a trusted peer.
         curve: Keys of the socket.
     """
-    return ConnectionGuard(context, socket, largest, surplus(curve)) if url.startswith("tcp://") else Unguarded()
+    if not url.startswith("tcp://"):
+        return Unguarded()
+    from .connection_guard import ConnectionGuard  # imports asyncio and rich, for which a command that asks would wait
+
+    return ConnectionGuard(context, socket, largest, surplus(curve))
 
 
 def _no_key(frame: zmq.Frame) -> str:

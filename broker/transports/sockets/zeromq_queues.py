@@ -34,7 +34,7 @@ from stageline.pipeline.addresses import parted
 
 from .bind import bind, bind_again, connect
 from .curve import CurveClient, CurveServer, Succession, client_of, endpoint_of, in_pieces, open_keyed, server_of
-from .handshake import Handshake
+from .handshakes import Handshake
 from .zeromq_channel import guarded
 
 Socket = zmq.Socket[Any]

@@ -8,11 +8,14 @@ masks of transformers            a plain call without an attention mask leaves t
 positions that count up          a plain call sees that no samples are packed into one row; a traced one cannot look
 nn.TransformerEncoderLayer,      a plain call that needs no gradient takes one fast operator; a traced one does not
 nn.MultiheadAttention
+len(x)                           Python's `len` gives a number, and a graph is then for that number of rows;
+                                 `x.shape[0]` gives a size that is left open
 
 A graph here gets no lengths for which the forward decides otherwise, and positions that `torch.arange` has made are
 known to count up. A mask that is an input stays: a plain call looks at its values.
 """
 
+import builtins
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -91,3 +94,22 @@ def _keeps_counting(name: str, args: Sequence[object]) -> bool:
 
 def _in_place(name: str) -> bool:
     return name == "__setitem__" or name.startswith("__i") or (name.endswith("_") and not name.startswith("_"))
+
+
+@contextmanager
+def len_left_open(model: torch.nn.Module) -> Iterator[None]:
+    """Let `len(x)` of a tensor be `x.shape[0]`, in the context, in the files of the model's own classes."""
+    files = {type(module).__module__ for module in model.modules()}
+    tables = [vars(sys.modules[file]) for file in files if file in sys.modules and file.partition(".")[0] != "torch"]
+    tables = [table for table in tables if "len" not in table]
+    for table in tables:
+        table["len"] = _length
+    try:
+        yield
+    finally:
+        for table in tables:
+            del table["len"]
+
+
+def _length(value: Any) -> Any:
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else builtins.len(value)

@@ -27,10 +27,9 @@ from stageline.pipeline.tree import Leaf, leaves
 from .apart import Unfinished, backward_keeps_from_forking, run_apart
 from .example import Example
 from .output import plain_output
-from .python_effects import PythonEffects
 from .refusal import does_not_fit
 from .seeding import seeded_calls
-from .unchanged import buffers_kept, model_kept
+from .unchanged import PythonEffects, buffers_kept, model_kept
 
 Results = Mapping[tuple[str, str], Leaf]  # (kind, name) -> result
 Values = tuple[torch.Tensor, ...]

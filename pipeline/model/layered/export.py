@@ -28,9 +28,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from stageline.pipeline.errors import ModelRefused, raised_by_user_code
 from stageline.pipeline.tree import Tree, leaves, map_leaves
 
-from .as_in_eager import as_in_eager
+from .as_in_eager import as_in_eager, len_left_open
 from .example import Example
-from .lengths import len_left_open
 from .output import COMPUTED, COMPUTED_KINDS, plain_output
 from .refusal import does_not_fit, own_error, refused
 

@@ -10,6 +10,7 @@ from stageline.broker.control.messages import Answer, Ask, Exited, Refused, Stop
 from stageline.broker.control.pauses import HeldBack, Hold, PauseRun
 from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.ledger.milestones import Milestone
 from stageline.pipeline.schedule import Mode, make_schedule
 from support.conversation import SNAPSHOTS, Conversation, Sends, hello, name, report, steps
 
@@ -220,6 +221,30 @@ def test_a_pause_shows_in_the_measures_and_does_not_count_as_a_time_without_step
     run.now += 2.0
     found = measured()
     assert (found.paused, found.stalled) == (False, 2.0)
+
+
+def test_a_pause_and_its_end_are_milestones_of_the_run() -> None:
+    run = PausingRun()
+
+    def milestones() -> list[tuple[object, ...]]:
+        ((_, answer),) = run.send(b"me", Ask("history"))
+        assert isinstance(answer, Answer)
+        found = msgspec.convert(answer.facts["milestones"], list[Milestone])
+        assert [each.at for each in found] == sorted(each.at for each in found)
+        return [(each.what, each.step, each.why) for each in found if each.what.startswith("pause")]
+
+    assert not milestones()
+    run.in_effect()
+    paused = ("pause", 4, "by ada (a backup)")
+    assert milestones() == [paused]
+    run.now += 2.0
+    run.asked(RESUME)
+    assert milestones() == [paused, ("pause-end", 4, "by bob")]
+    run.send(b"me", PAUSE)  # ends before workers agree on a step: the run has never paused
+    run.asked(RESUME)
+    assert milestones() == [paused, ("pause-end", 4, "by bob")]
+    another = PausingRun(run.store)
+    assert [each.what for each in another.core.run.pauses.milestones] == ["pause", "pause-end"]
 
 
 @pytest.mark.parametrize(("mode", "told"), [("sync", True), ("async", False)])

@@ -8,7 +8,7 @@ from stageline.broker.control.messages import Assigned, FromBroker, Peers
 from stageline.broker.control.place_keys import PlaceKeys
 from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
-from stageline.broker.coordinator.revocation import shut_out
+from stageline.broker.coordinator.place_keys import shut_out
 from stageline.broker.coordinator.run import RunConfig, run_of
 from stageline.broker.keys.access import Access
 from stageline.broker.keys.join_line import keyed, split_key

@@ -5,9 +5,9 @@ import dataclasses
 import msgspec
 import pytest
 
+from stageline.broker.control.history_answers import StoryFacts
 from stageline.broker.control.messages import Answer, Ask, Declined, Refused, StopRun
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
-from stageline.broker.control.story_answer import StoryFacts
 from stageline.broker.coordinator.run import ScriptCode
 from support.conversation import Conversation, hello, name, report, steps
 

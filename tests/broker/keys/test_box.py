@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from stageline.broker.keys import box
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.box import BrokerBox, ClientBox, Unboxed
 from stageline.broker.keys.pairs import KeyPair, PublicKey
-from stageline.broker.keys.refusal import KeyRefusal
 from support.keyed import BROKER, STRANGER, WORKER, Admitted
 
 PLACE = b"a place to answer"

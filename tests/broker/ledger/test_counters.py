@@ -4,8 +4,7 @@ from stageline.broker.control.messages import Report
 from stageline.broker.control.queue_counts import Depth, Intake
 from stageline.broker.control.records import StepRecord
 from stageline.broker.ledger.counters import BOUNDS, RunCounters
-from stageline.broker.ledger.member import Member
-from stageline.broker.ledger.queue_pace import Flowing
+from stageline.broker.ledger.member import Flowing, Member
 from stageline.broker.ledger.times import StepTotals, TimedWait, WaitCause, totals
 from stageline.pipeline.schedule import Action
 from support.packed import packed_times

@@ -12,7 +12,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import bundle as bundling
 from stageline.workers.cli.app import run
 from stageline.workers.cli.bundle import collect
-from stageline.workers.extras.bundle.archive import MANIFEST, BundleManifest, write_bundle
+from stageline.workers.cli.bundle_archive import MANIFEST, BundleManifest, write_bundle
 from stageline.workers.runs.logs import stamped
 
 PLANTED = {  # by the place where it is

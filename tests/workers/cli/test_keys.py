@@ -1,6 +1,5 @@
 """`stageline keys`: a key is made, shown, and never replaced; its secret is printed nowhere."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.app import run
+from support.answers import conforming
 
 
 @pytest.fixture(autouse=True)
@@ -19,8 +19,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def shown(words: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert run([*words.split(), "--json"]) == ExitCode.OK
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return conforming(capsys.readouterr().out)
 
 
 def test_a_key_that_is_made_is_shown_again_and_its_secret_is_not(

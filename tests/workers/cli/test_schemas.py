@@ -1,10 +1,35 @@
 """The published schemas of what commands print with --json are those of the classes that the answers are made of."""
 
+from collections.abc import Iterator
+
+import click
 import jsonschema
 import pytest
 
+from stageline.workers.cli.app import stageline
 from stageline.workers.cli.schemas import SCHEMAS, file_name, schema_of, text_of
 from support.paths import DOCS
+
+
+def with_json(group: click.Group = stageline, before: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the words of each command that has the option --json."""
+    context = click.Context(group)
+    for name, found in ((each, group.get_command(context, each)) for each in group.list_commands(context)):
+        assert found is not None
+        if isinstance(found, click.Group):
+            yield from with_json(found, (*before, name))
+        elif any("--json" in each.opts for each in found.params):
+            yield " ".join((*before, name))
+
+
+def test_every_command_with_json_and_no_other_has_a_published_schema():
+    """The answers of `metrics`, `plan`, `eval` and others had a schema's name, and no schema."""
+    assert set(with_json()) == {command for each in SCHEMAS.values() for command in each.commands}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_the_page_of_the_commands_links_to_a_schema(name):
+    assert f"[`{name}`](../schemas/{file_name(name)})" in (DOCS / "reference" / "commands.md").read_text()
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

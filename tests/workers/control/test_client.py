@@ -10,9 +10,8 @@ from structlog.testing import capture_logs
 
 from stageline.broker.control.messages import Answer, Ask, Confirmed, FromBroker, Refused, StopRun
 from stageline.broker.control.protocol import decode_to_broker, encode
-from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.admission import KeyRefusal, ServerKeys
 from stageline.broker.keys.join_line import keyed
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.transports.base import open_server
 from stageline.broker.transports.sockets import connection_rules
 from stageline.pipeline.addresses import parted

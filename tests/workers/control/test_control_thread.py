@@ -33,7 +33,7 @@ from stageline.broker.transports.base import open_server
 from stageline.pipeline.addresses import parted
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.process.lifeline import Lifeline, LifelineOwner
-from stageline.workers.control import control_thread, redialling
+from stageline.workers.control import control_thread, refusals
 from stageline.workers.control.client import BrokerUnreachable, KeyRefused
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
@@ -241,7 +241,7 @@ def test_a_worker_that_finds_no_broker_says_so() -> None:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times after a refusal are tenths of a second."""
-    monkeypatch.setattr(redialling, "REDIAL", 0.1)
+    monkeypatch.setattr(refusals, "REDIAL", 0.1)
     monkeypatch.setattr(control_thread, "REVOKED", 0.3)
 
 

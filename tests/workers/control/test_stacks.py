@@ -8,7 +8,7 @@ import msgspec
 
 from stageline.broker.control.answers import LONGEST_PLACE, MOST_FRAMES, MOST_THREADS, ThreadStack
 from stageline.broker.control.peek import Peeked, ShowStacks
-from stageline.workers.control.stacks import shown_stacks
+from stageline.workers.control.peeking import shown_stacks
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from stageline.broker.keys.admission import KeyRefusal
 from stageline.broker.keys.join_line import keyed
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan, PlanRefused, from_mapping
 from stageline.workers.control.client import KeyRefused, NoAnswer

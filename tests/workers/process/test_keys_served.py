@@ -26,10 +26,9 @@ from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.gate import KeyEvent, KeyGate
 from stageline.broker.coordinator.run import run_of
-from stageline.broker.keys.admission import ServerKeys
+from stageline.broker.keys.admission import KeyRefusal, ServerKeys
 from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import KeyPair, invite_pair, operator_pair
-from stageline.broker.keys.refusal import KeyRefusal
 from stageline.broker.keys.register import Invitation, KeyRegister, Right
 from stageline.broker.transports.base import open_client, open_server
 from stageline.pipeline.addresses import parted

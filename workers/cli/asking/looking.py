@@ -27,7 +27,11 @@ AnyCommand = TypeVar("AnyCommand", bound=Callable[..., Any])
 NOTHING: Mapping[str, str] = MappingProxyType({})  # to ask by
 EVERY = 1.0  # seconds from one look to the next
 _NO_LOSSES = str(10**14)  # a step from which on no run has losses
-_GOES_ON = ("starting", "running")  # states of a run whose records are asked, since its broker does not answer
+_GOES_ON = (
+    "starting",
+    "running",
+    "paused",
+)  # states of a run whose broker does not answer, so that its records do
 
 
 def watched(command: AnyCommand) -> AnyCommand:

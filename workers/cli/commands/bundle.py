@@ -12,7 +12,7 @@ from stageline.workers.cli.help import Command, codes
 from stageline.workers.cli.output import CommandFailed, answer, say, show, size
 
 if TYPE_CHECKING:
-    from stageline.workers.extras.bundle.archive import BundleFacts
+    from stageline.workers.cli.bundle_archive import BundleFacts
 
 
 @click.command(
@@ -35,7 +35,7 @@ def bundle(where: str | None, output: str, as_json: bool) -> None:
     newest run is meant. Default: the newest run in ./runs.
     """
     from stageline.workers.cli.bundle import asking, collect  # imports pydantic
-    from stageline.workers.extras.bundle.archive import BundleFacts, write_bundle
+    from stageline.workers.cli.bundle_archive import BundleFacts, write_bundle
 
     file, folder = Path(output), options.folder_of(where)
     if file.exists():

@@ -197,7 +197,7 @@ def show_cause(facts: Facts) -> None:
         facts["text"],
         ages and f"as reported by {ages}",
         f"what to do: {facts['action']}",
-        *answers.limits(facts.get("slow")),
+        *answers.limits(facts),
         *answers.lost(facts.get("recovery")),
     )
     say("\n  ".join([f"run {facts['run']}: {facts.get('state', facts['phase'])}", *filter(None, lines)]))

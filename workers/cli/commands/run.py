@@ -98,7 +98,7 @@ def _account(folder: Path) -> "RunAccount":
 
     with recorded_run(folder) as recorded, explained(str(folder)):
         found = account_of(recorded)
-    if found.state != RecordedState.RUNNING:
+    if found.state not in (RecordedState.RUNNING, RecordedState.PAUSED):
         return found
     status = answer_about(str(folder), None, "status")
     return paced(found, status.get("pace"))

@@ -6,7 +6,8 @@ from textwrap import wrap
 
 import msgspec
 
-from stageline.workers.cli.output import aligned, counted, size
+from stageline.broker.ledger.pauses import Pause
+from stageline.workers.cli.output import aligned, counted, duration, size
 from stageline.workers.runs.account import LossOfWorker, RunAccount
 from stageline.workers.runs.comparison import Decides, KeyDifference, LossAt, LossComparison, RunDifference
 
@@ -46,6 +47,7 @@ def account_lines(run: RunAccount) -> Iterator[str]:
         yield f"  {name:{_NAMES - 2}}{first}"
         yield from (f"{'':{_NAMES}}{line}" for line in more)
     yield from _lost([("", each) for each in run.losses_of_workers])
+    yield from _pauses(run.pauses)
 
 
 def difference_lines(found: RunDifference) -> Iterator[str]:
@@ -167,6 +169,19 @@ def _losses(found: LossComparison) -> Iterator[str]:
 def _loss(each: LossAt) -> tuple[str, ...]:
     apart = "-" if each.a is None or each.b is None else f"{each.a - each.b:.3g}"
     return ("", str(each.step), *("-" if value is None else f"{value:.9g}" for value in (each.a, each.b)), apart)
+
+
+def _pauses(found: Sequence[Pause]) -> Iterator[str]:
+    if not found:
+        return
+    shown = found[-_NEWEST:]
+    yield f"pauses{'' if len(shown) == len(found) else f', the newest {len(shown)} of {len(found)}'}:"
+    for each in shown:
+        where = "" if each.step is None else f", before step {each.step}"
+        why = f" ({each.reason})" if each.reason else ""
+        took = None if each.until is None else max(0.0, each.until - each.since)
+        end = "" if took is None else f"; ended by {each.ended} after {duration(took)}"
+        yield f"  {datetime.fromtimestamp(each.since):%T} by {each.by}{where}{why}{end}"
 
 
 def _lost(found: Sequence[tuple[str, LossOfWorker]]) -> Iterator[str]:

@@ -10,12 +10,13 @@ _MOST_REMEDIES = 3  # of a finding that are shown
 Row = tuple[object, ...]
 
 
-def limits(slow: Facts | None) -> Iterator[str]:
+def limits(why: Facts) -> Iterator[str]:
     """Yield the lines about what limits a run, and what to do about it; none if too few steps are known."""
-    if slow is None:
+    if (slow := why.get("slow")) is None:
         return
     first, last = slow["steps"]
-    yield f"a step takes {duration_of(slow['seconds'])} (steps {first} to {last})"
+    old = f", as of {duration(why['age'])} ago" if why.get("age", 0.0) >= 1 else ""
+    yield f"a step takes {duration_of(slow['seconds'])} (steps {first} to {last}{old})"
     if not slow["findings"]:
         yield slow["text"]
     for found in slow["findings"]:

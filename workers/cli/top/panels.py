@@ -288,7 +288,7 @@ def _worker_lines(row: Facts) -> Iterator[str]:
 def _why_lines(facts: Facts) -> Iterator[str]:
     yield _line(facts["text"])
     yield f"what to do: {_line(facts['action'])}"
-    yield from map(_line, answers.limits(facts.get("slow")))
+    yield from map(_line, answers.limits(facts))
 
 
 def _story_lines(facts: Facts) -> Iterator[str]:

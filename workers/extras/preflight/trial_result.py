@@ -13,6 +13,7 @@ A transcript has checksums. Two processes try the same plan, and each asks its d
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -254,7 +255,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: str = "plan/1"
     digest: str
-    plan: dict[str, object]
+    plan: dict[str, Any]  # keys with their values
     origins: dict[str, str]
     warnings: tuple[str, ...]
     steps: int

@@ -23,6 +23,8 @@ _SAID = {
     "return": "worker {worker} works again",
     "broker": "the broker was started again",
     "resume": "the run was resumed at step {step}",
+    "pause": "the run was paused {why}, before step {step}",
+    "pause-end": "the run went on {why}, with step {step}",
     "checkpoint": "checkpoint of step {step}",
 }
 
@@ -102,7 +104,8 @@ def _columns(rows: Sequence[tuple[float, int, float | None]]) -> dict[str, list[
 
 def _events(milestones: Iterable[Facts]) -> Iterator[Facts]:
     for each in milestones:
-        text = f"worker {each['worker']} {each['why']}" if each["why"] else _SAID[each["what"]].format(**each)
+        of_worker = each["worker"] is not None and each["why"]
+        text = f"worker {each['worker']} {each['why']}" if of_worker else _SAID[each["what"]].format(**each)
         yield {"at": each["at"], "what": each["what"], "text": text}
 
 

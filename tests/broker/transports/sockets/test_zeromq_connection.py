@@ -8,7 +8,7 @@ import zmq
 
 from stageline.broker.transports.sockets import zeromq_queues as connection
 from stageline.broker.transports.sockets import zeromq_queues as dealer
-from stageline.broker.transports.sockets.handshake import Handshake
+from stageline.broker.transports.sockets.handshakes import Handshake
 from support.proxy import Proxy
 from support.zeromq_queues import proxied
 

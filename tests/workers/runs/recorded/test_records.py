@@ -10,6 +10,7 @@ import pytest
 from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.coordinator.records import OBSERVED
 from stageline.pipeline.plan import read_plan
+from stageline.workers.runs.account import account_of
 from stageline.workers.runs.listing import ending_of, recorded_answer, run_rows
 from stageline.workers.runs.owner import RunOwner, read_owner, write_owner
 from stageline.workers.runs.records import RecordsDamaged, recorded_run
@@ -106,6 +107,41 @@ def test_a_run_whose_process_is_there_is_starting_until_its_workers_are_and_also
         with recorded_run(record(tmp_path / "run-1", owner=mine, at=at, **facts)) as run:
             assert str(run.state) == state
             assert ("its broker does not answer" in ending_of(run).text) == (state == "running")
+
+
+@pytest.mark.parametrize(
+    ("pause", "state"),
+    [
+        ({"by": "ada", "reason": "a backup", "since": 1.0, "step": 12}, "paused"),
+        ({"by": "ada", "reason": "a backup", "since": 1.0, "step": None}, "running"),  # workers have not agreed on it
+        ({"by": "ada", "reason": "a backup", "since": 1.0, "step": 12, "until": 2.0, "ended": "bob"}, "running"),
+    ],
+)
+def test_a_paused_run_is_told_by_its_records_from_a_running_one(pause, state, tmp_path):
+    """`run ls` showed a run that a person had paused as running."""
+    write_owner(tmp_path, PLAN, "train")
+    mine = msgspec.convert(read_owner(tmp_path), RunOwner)
+    pauses = {"number": 7, "closed": 12, "pauses": [pause]}
+    (tmp_path / "runs").mkdir()
+    folder = record(tmp_path / "runs" / "run-1", owner=mine, at=time(), registry=PLACES, pauses=pauses)
+    (row,) = run_rows(folder.parent)
+    assert row.state == state
+    with recorded_run(folder) as run:
+        found = account_of(run)
+    (told,) = found.pauses
+    assert (told.by, told.step, told.ended) == ("ada", pause["step"], pause.get("ended", ""))
+    if state == "paused":
+        for reason in (row.reason, found.reason):
+            assert "paused by ada" in reason
+            assert "before step 12 (a backup)" in reason
+        assert f"run resume {folder}" in found.action
+    else:
+        assert (row.reason, found.reason) == (None, None)
+    for gone, end in ((None, "killed"), (mine, "stopped")):
+        facts = {"outcome": {**ENDED, "code": 75}} if end == "stopped" else {}
+        again = record(tmp_path / end, owner=gone, registry=PLACES, pauses=pauses, **facts)
+        with recorded_run(again) as run:
+            assert str(run.state) == end
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ const EVENTS = {
   return: { colour: "--good", says: "its place works again", whole: true, dash: [4, 4] },
   broker: { colour: "--warn", says: "broker started again", whole: true, dash: [2, 3] },
   resume: { colour: "--c0", says: "resumed", whole: true, dash: [2, 3] },
+  pause: { colour: "--c2", says: "paused", whole: true, dash: [6, 3] },
+  "pause-end": { colour: "--c2", says: "end of the pause", whole: true, dash: [2, 3] },
   checkpoint: { colour: "--c4", says: "checkpoint", whole: false, dash: [] },
   evaluation: { colour: "--c3", says: "evaluation", whole: false, dash: [] },
 };

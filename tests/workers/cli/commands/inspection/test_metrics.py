@@ -16,6 +16,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.commands import metrics
 from stageline.workers.cli.commands.metrics import ROWS, every_for
 from stageline.workers.runs.metrics import METRICS, StepMetrics, encoded, evaluation_line
+from support.answers import conforming
 from support.trackers import Mlflow, Wandb, mlflow_modules
 from support.workspace import Workspace, until
 
@@ -56,7 +57,7 @@ def test_a_table_takes_a_round_number_of_steps_to_a_row(steps: int, every: int) 
 
 def test_json_has_the_lines_as_they_are_in_the_file(workspace: Workspace, folder: Path, capsys: Any) -> None:
     assert workspace.here("metrics", "runs/small-1", "--json", "--every", "40") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = conforming(capsys.readouterr().out)
     assert (found["schema"], found["run"]) == ("metrics/1", "small-1")
     every = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     assert found["lines"] == [line for line in every if line["kind"] == "evaluation" or line["step"] % 40 == 0]

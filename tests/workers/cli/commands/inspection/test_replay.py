@@ -1,10 +1,9 @@
 """`stageline replay`: bits that differ, records that are damaged or missing."""
 
-import json
-
 import pytest
 
 from stageline.workers.extras.recording.records import RecordDirectory
+from support.answers import conforming
 from support.workspace import MODEL
 
 
@@ -19,7 +18,7 @@ def test_bits_of_changed_code_are_reported_as_different(workspace, capsys):
     workspace.write("model.py", MODEL.replace("nn.Linear(8, 2))", "nn.Linear(8, 2), nn.Softplus())"))
     other = workspace.command("replay", str(run), *place, "--json")  # in a process that has not loaded the old code
     assert other.returncode == 1
-    assert json.loads(other.stdout)["outcomes"][0]["same"] is False
+    assert conforming(other.stdout)["outcomes"][0]["same"] is False
     assert "the bits are not the recorded ones" in other.stderr
     (segment,) = RecordDirectory(run, 1).folder.glob("step-0000000003.*")
     segment.write_bytes(b"?" + segment.read_bytes())

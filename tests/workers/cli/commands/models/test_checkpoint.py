@@ -13,6 +13,7 @@ from stageline.pipeline.plan import read_plan
 from stageline.workers.checkpoint.directory import SnapshotDirectory
 from stageline.workers.checkpoint.snapshot import Origin
 from stageline.workers.cli.schemas import schema_of
+from support.answers import conforming
 from support.workspace import MODEL, PLAN, Workspace
 
 LAYOUT = ("--set", "model.cut=[1]")
@@ -31,7 +32,7 @@ def run(workspace: Workspace) -> Path:
 def answer(workspace: Workspace, capsys: pytest.CaptureFixture[str], *arguments: str) -> dict:
     capsys.readouterr()
     assert workspace.here("checkpoint", *arguments, "--json") == 0, capsys.readouterr().err
-    return json.loads(capsys.readouterr().out)
+    return conforming(capsys.readouterr().out)
 
 
 def error(workspace: Workspace, capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:

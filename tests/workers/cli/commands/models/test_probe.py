@@ -10,6 +10,7 @@ import torch
 from stageline.workers.cli.app import run
 from stageline.workers.disk.tensor_file import write_tensors
 from stageline.workers.extras.recording.tap_files import TapLayer, TapPlace, TapsAbout
+from support.answers import conforming
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_a_table_has_a_line_for_each_layer_and_names_the_best(tapped: Path, caps
 def test_the_result_is_printed_as_json_and_written_to_a_file(tapped: Path, capsys: pytest.CaptureFixture) -> None:
     out = tapped / "probe.json"
     assert run(["probe", str(tapped), "--layers", "b", "--json", "--out", str(out)]) == 0
-    report = json.loads(capsys.readouterr().out)
+    report = conforming(capsys.readouterr().out)
     assert report == json.loads(out.read_text())
     assert (report["schema"], report["run"], report["score"], report["classes"]) == ("probe/1", "run", "accuracy", 2)
     [layer] = report["layers"]
@@ -69,4 +70,4 @@ def test_what_cannot_be_probed_is_refused(
     assert run(["probe", *where, *arguments, "--json"]) == code
     printed = capsys.readouterr()
     assert said in printed.err
-    assert json.loads(printed.out)["schema"] == "error/1"
+    assert conforming(printed.out)["schema"] == "error/1"

@@ -1,9 +1,8 @@
 """`stageline audit`."""
 
-import json
-
 import pytest
 
+from support.answers import conforming
 from support.workspace import Workspace
 
 
@@ -13,7 +12,7 @@ def test_a_table_pictures_and_plain_words(workspace: Workspace, capsys: pytest.C
     assert "Splitting alone is not privacy" in shown.out
     assert "equal norms" in shown.out
     assert "stageline: cut 2, defence none: measured" in shown.err
-    facts = json.loads((workspace.folder / "told" / "audit.json").read_text())
+    facts = conforming((workspace.folder / "told" / "audit.json").read_text())
     assert facts["schema"] == "audit/1"
     assert len(facts["cuts"]) == 4
 
@@ -22,7 +21,7 @@ def test_json_is_the_report_and_a_cut_that_is_none_is_refused(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert workspace.here("audit", ".", "--rows", "24", "--json", "--set", "queues.codec=bf16") == 0
-    found = json.loads(capsys.readouterr().out)["cuts"]
+    found = conforming(capsys.readouterr().out)["cuts"]
     assert [(each["cut"], each["codec"], each["codec_back"]) for each in found] == [
         (1, "bf16", "bf16"),
         (2, "bf16", "bf16"),

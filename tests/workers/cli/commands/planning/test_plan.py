@@ -8,6 +8,7 @@ import pytest
 from stageline.pipeline import schedule
 from stageline.pipeline.plan.tables import flat
 from stageline.pipeline.program import check_schedule
+from support.answers import conforming
 
 
 def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(workspace, capsys):
@@ -21,7 +22,7 @@ def test_a_plan_is_shown_with_who_decided_each_key_and_what_the_stages_take(work
 
 def test_a_plans_forecast_counts_parameters_bytes_and_messages_as_they_are(workspace, capsys):
     assert workspace.here("plan", ".", "--json", "--set", "optimizer.factory=torch.optim.Adam") == 0
-    found = json.loads(capsys.readouterr().out)
+    found = conforming(capsys.readouterr().out)
     first, last = found["stages"]
     assert found["schema"] == "plan/1"
     assert [first["parameters"], last["parameters"]] == [4 * 8 + 8, 8 * 2 + 2]
@@ -54,7 +55,7 @@ def test_a_run_that_chooses_its_schedule_is_told_between_which_and_when_halves_o
 def test_codecs_are_told_with_the_bytes_of_what_they_write(workspace, capsys):
     codec = ("--set", "queues.codec.forward=int8")
     assert workspace.here("plan", ".", "--json", *codec) == 0
-    queues = {each["queue"]: each for each in json.loads(capsys.readouterr().out)["queues"]}
+    queues = {each["queue"]: each for each in conforming(capsys.readouterr().out)["queues"]}
     assert {name: each["codec"] for name, each in queues.items()} == {"forward-1": "int8", "backward-0": "lossless"}
     header = queues["backward-0"]["message"] - 2 * 8 * 4
     assert abs(queues["forward-1"]["message"] - header - (2 * 8 + 2 * 4)) <= 2  # 2 rows of 8, with scales
@@ -72,7 +73,7 @@ def test_of_a_stage_that_a_group_computes_the_memory_is_said_to_be_unknown(works
     told = "computed by a group of 2 processes: what each of them takes is not known. Before it is split, each loads"
     assert told in out
     assert workspace.here("plan", ".", "--json", *group) == 0
-    assert [each["group"] for each in json.loads(capsys.readouterr().out)["stages"]] == [2, 1]
+    assert [each["group"] for each in conforming(capsys.readouterr().out)["stages"]] == [2, 1]
 
 
 def test_the_bytes_of_what_is_tapped_are_told_before_the_run(workspace, capsys):
@@ -89,7 +90,7 @@ def test_the_bytes_of_what_is_tapped_are_told_before_the_run(workspace, capsys):
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(command, workspace, capsys):
     assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
-    step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
+    step = max(each["retained"] for each in conforming(capsys.readouterr().out)["queues"])
     words = (command, ".", "--set", "run.steps=50", "--set", "recovery.snapshot_every=9")
     tight = f"queues.retain_bytes={10 * step // 5 - 1}"
     assert workspace.here(*words, "--set", tight, "--set", "recovery.restarts=1") == 78
@@ -106,7 +107,7 @@ def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(
 
 def test_messages_that_just_have_room_until_a_checkpoint_are_not_refused(workspace, capsys):
     assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0
-    step = max(each["retained"] for each in json.loads(capsys.readouterr().out)["queues"])
+    step = max(each["retained"] for each in conforming(capsys.readouterr().out)["queues"])
     words = ("--set", "run.steps=50", "--set", "recovery.snapshot_every=9", "--set", "recovery.restarts=1")
     assert workspace.here("plan", ".", *words, "--set", f"queues.retain_bytes={2 * step}") == 0
 
@@ -131,14 +132,14 @@ def test_stages_are_found_for_machines_and_the_plan_takes_the_printed_lines(work
         assert workspace.here("plan", ".", "--fit", str(workspace.folder / "hosts.toml"), *more) == 0
         return capsys.readouterr().out
 
-    found = json.loads(fitted(10**6, "--json"))
+    found = conforming(fitted(10**6, "--json"))
     assert found["schema"] == "fit/1"
     (whole,) = found["stages"]  # ten seconds are more than this model takes
     assert "cut" not in (lines := tomllib.loads(fitted(10**6).split("In the plan:")[1]))["model"]
     lines = tomllib.loads(fitted(whole["bytes"] - 1).split("In the plan:")[1])
     sets = [f"--set={key}={json.dumps(value)}" for key, value in flat(lines).items()]
     assert workspace.here("plan", ".", "--json", *sets) == 0
-    stages = json.loads(capsys.readouterr().out)["stages"]
+    stages = conforming(capsys.readouterr().out)["stages"]
     assert [stage["layers"][0] for stage in stages] == ["0", *map(str, lines["model"]["cut"])]
 
 

@@ -1,16 +1,14 @@
 """`stageline schedule`: lists and draws."""
 
-import json
 from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 
 from stageline.pipeline import schedule
 from stageline.pipeline.program import check_schedule
 from stageline.workers.cli.app import run
 from stageline.workers.cli.commands.schedule import ABOUT
-from stageline.workers.cli.schemas import schema_of
+from support.answers import conforming
 
 
 def output_of(capsys, *arguments):
@@ -27,8 +25,7 @@ def test_the_schedules_are_listed_each_with_a_sentence(capsys):
     assert {*schedule.schedule_names("async")} <= {*names}
     listed = output_of(capsys, "schedule", "list").splitlines()[2:]
     assert [line.split()[0] for line in listed] == names
-    facts = json.loads(output_of(capsys, "schedule", "list", "--json"))
-    jsonschema.validate(facts, schema_of("schedules/1"))
+    facts = conforming(output_of(capsys, "schedule", "list", "--json"))
     assert [each["name"] for each in facts["schedules"]] == names
 
 
@@ -42,7 +39,7 @@ def test_a_schedule_is_drawn_and_measured(capsys, tmp_path):
 
 def test_stages_below_the_first_that_trains_are_drawn_without_backwards(capsys):
     shape = ("1f1b", "--stages", "3", "--microbatches", "2", "--first-trainable", "2", "--json")
-    facts = json.loads(output_of(capsys, "schedule", "show", *shape))
+    facts = conforming(output_of(capsys, "schedule", "show", *shape))
     assert facts["actions"][:2] == [["0F0", "0F1", "0U"], ["1F0", "1F1", "1U"]]
     assert facts["stage_peak"] == [0, 0, 1]
     assert run(["schedule", "show", *shape[:5], "--first-trainable", "4"]) == 2
@@ -59,7 +56,7 @@ def test_stages_below_the_first_that_trains_are_drawn_without_backwards(capsys):
     ],
 )
 def test_the_json_of_a_schedule_holds_what_the_checker_found(arguments, placement, capsys):
-    facts = json.loads(output_of(capsys, "schedule", "show", *arguments, "--microbatches", "4", "--json"))
+    facts = conforming(output_of(capsys, "schedule", "show", *arguments, "--microbatches", "4", "--json"))
     made = schedule.make_schedule(arguments[0], placement, 4)
     verdict = check_schedule(made)
     assert facts["placement"] == [list(stages) for stages in placement]

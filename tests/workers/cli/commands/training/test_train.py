@@ -14,6 +14,7 @@ from contextlib import suppress
 import pytest
 
 from stageline.pipeline.plan import from_mapping, read_plan
+from support.answers import conforming
 from support.whole_run import plan_in
 from support.workspace import until
 
@@ -39,7 +40,7 @@ def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs
     ended = workspace.command("train", ".", "--json")
     assert ended.returncode == 0, ended.stderr
     (line,) = ended.stdout.splitlines()
-    result = json.loads(line)
+    result = conforming(line)
     assert list(result) == TRAIN_1
     assert (result["schema"], result["steps"], result["microbatches"], result["restarts"]) == ("train/1", 6, 3, 0)
     assert list(result["losses"]) == ["0", "2", "4"]
@@ -52,7 +53,7 @@ def test_train_ends_with_one_line_of_json_and_keeps_it_with_the_plan_in_the_runs
     assert not (folder / "broker.url").exists()
 
     assert workspace.here("train", ".", "--json", "--set", "queues.url=memory://") == 0
-    in_memory = json.loads(capsys.readouterr().out)
+    in_memory = conforming(capsys.readouterr().out)
     assert in_memory["weights_sha256"] == result["weights_sha256"]
     assert in_memory["losses"] == result["losses"]
 

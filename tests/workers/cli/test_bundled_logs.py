@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stageline.workers.extras.bundle.logs import LONGEST, end_of
+from stageline.workers.cli.bundle_archive import LONGEST, end_of
 from stageline.workers.runs.logs import own_text, stamped
 
 NOON = 1_700_049_600.0  # seconds since the epoch

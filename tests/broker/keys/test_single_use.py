@@ -5,7 +5,7 @@ import os
 import pytest
 
 from stageline.broker.errors import BadMessage
-from stageline.broker.keys.vault import Vault
+from stageline.broker.keys.single_use import Vault
 
 SECRET = bytes(range(32))
 

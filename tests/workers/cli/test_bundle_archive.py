@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stageline.workers.extras.bundle import archive
-from stageline.workers.extras.bundle.archive import (
+from stageline.workers.cli import bundle_archive
+from stageline.workers.cli.bundle_archive import (
     DEEPEST,
     LARGEST,
     MANIFEST,
@@ -76,7 +76,7 @@ def test_what_unpacks_to_too_much_is_not_unpacked(tmp_path: Path, monkeypatch: p
         Bundle(packed(tmp_path / "a.zip", {"a.json": bytes(LARGEST + 1)}))
     with pytest.raises(BundleUnreadable, match=f"{MOST_FILES} at most"):
         Bundle(packed(tmp_path / "b.zip", {f"a{each}.json": b"" for each in range(MOST_FILES)}))
-    monkeypatch.setattr(archive, "MOST", 2_000)
+    monkeypatch.setattr(bundle_archive, "MOST", 2_000)
     with pytest.raises(BundleUnreadable, match="would unpack to 3"):
         Bundle(packed(tmp_path / "c.zip", {"a.json": bytes(1500), "b.json": bytes(1500)}))
     (tmp_path / "d.zip").write_bytes(bytes(3_000))

@@ -14,8 +14,8 @@ from stageline.broker.coordinator.coordinator import QUESTIONS, Coordinator
 from stageline.broker.coordinator.gate import OpenGate
 from stageline.broker.coordinator.run import run_of
 from stageline.pipeline.process.signals import Signals
-from stageline.workers.process import store_wait
-from stageline.workers.process.store_wait import MOST, StoreWait
+from stageline.workers.process import broker_host
+from stageline.workers.process.broker_host import MOST, StoreWait
 from support.conversation import PLAN, TERMS
 
 KEYS = RunKeys("run-1", b"k" * 32)
@@ -93,7 +93,7 @@ def test_what_a_supervisor_says_once_is_kept_and_not_what_strangers_say_in_its_n
 def test_a_run_that_is_to_stop_waits_only_a_little_for_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
     """It waited a minute."""
     wait, said, _ = waiting()
-    monkeypatch.setattr(store_wait, "STOPPING", 0.0)
+    monkeypatch.setattr(broker_host, "STOPPING", 0.0)
     said.say(b"stranger", StopRun("interrupted"))
     said.say(b"supervisor", StopRun("over", over=True), KEYS.of_control)
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_a_run_that_was_stopped_before_its_records_failed_waits_only_a_little_to
     before: ToBroker, gives_up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wait, _, core = waiting(scripted=True)
-    monkeypatch.setattr(store_wait, "STOPPING", 0.0)
+    monkeypatch.setattr(broker_host, "STOPPING", 0.0)
     core.handle(b"", before, 0.0)
     assert core.stop_requested is not (isinstance(before, StopRun) and before.over)
     with pytest.raises(StoreUnusable, match=r"resume the run \[SL318\]$") if gives_up else nullcontext():
