@@ -224,9 +224,14 @@ class Coordinator:
         pausing.tell_before_peers(run)
         return list(run.outgoing)
 
-    def keep_observation(self, now: float) -> None:
-        """Store what only this process knows, for queries after its end. Call it about once a second."""
-        records.keep_observation(self.run, now)
+    def keep_observation(self, now: float, behind: float = 0.0) -> None:
+        """Store what only this process knows, for queries after its end. Call it about once a second.
+
+        Args:
+            now: Seconds since the epoch.
+            behind: Seconds by which that is behind the system's clock, which was set since the broker began.
+        """
+        records.keep_observation(self.run, now, behind)
 
     def _hears(self, sender: bytes, message: ToBroker) -> bool:
         """Return True if a message without proof is heard in this turn. Its sender repeats what matters."""

@@ -106,7 +106,8 @@ def _entries(record: StepRecord) -> Iterator[TimedAction | TimedWait]:
 class StepTotals(NamedTuple):
     """Totals of a stage in a step, in seconds: its start and end, and how long it computed and waited for what.
 
-    `data` is part of neither `busy` nor `waited`: that time lies within an action and computes nothing.
+    `data` is part of neither `busy` nor `waited`: that time lies within an action and computes nothing. `ahead` is by
+    how much the broker's clock was ahead of the worker's, by which the times are; None if that is not known.
     """
 
     step: int
@@ -122,6 +123,7 @@ class StepTotals(NamedTuple):
     credit: float = 0.0
     room: float = 0.0
     paused: float = 0.0
+    ahead: float | None = None
 
 
 def last_end(times: bytes) -> float | None:
@@ -133,7 +135,7 @@ def last_end(times: bytes) -> float | None:
     return None
 
 
-_SUMMED = tuple(WaitCause[name.upper()] for name in StepTotals._fields[4:])
+_SUMMED = tuple(WaitCause[name.upper()] for name in StepTotals._fields[4:-1])
 
 
 def totals(record: StepRecord) -> StepTotals | None:

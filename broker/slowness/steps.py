@@ -108,7 +108,9 @@ class Ran:
             self.lag = max(0.0, self.start - self.source.end)
 
 
-APART = 0.25  # seconds by which two clocks of one machine's name differ at least, if it is not one machine
+# Seconds by which two clocks of one machine's name differ at least, if it is not one machine, or if its clock was set
+# between the starts of two processes: each reads it once. NTP sets it if it is off by more than 0.128 s.
+APART = 0.1
 
 
 @dataclass(frozen=True, slots=True)

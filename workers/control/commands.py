@@ -3,7 +3,6 @@
 wait for the other workers -> run the program -> save the weights -> Finished -> serve the others until Stop
 """
 
-import time
 from collections.abc import Callable
 
 import structlog
@@ -14,6 +13,7 @@ from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
@@ -40,7 +40,7 @@ class CommandHandler:
         queues: WorkerQueues,
         hooks: CheckpointHooks,
         loop: WorkerLoop,
-        clock: Clock = time,
+        clock: Clock = STEADY,
         *,
         hand_over: HandOver = keep_here,
     ) -> None:

@@ -9,7 +9,6 @@ the broker has confirmed them.
 
 import os
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,6 +42,7 @@ from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import dialled, host_of, masked
 from stageline.pipeline.errors import ExitCode, failure_code
 from stageline.pipeline.process.lifeline import Lifeline
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
@@ -85,7 +85,7 @@ class ControlThread:
         trust: PartyTrust | None = None,
         lifeline: Lifeline | None = None,
         open_channel: Callable[[str, KeyPair | None], ClientChannel] = open_client,
-        clock: Clock = time,
+        clock: Clock = STEADY,
         spawn: Callable[[Callable[[], None]], threading.Thread] = start_thread,
         exit_process: Callable[[int], object] = os._exit,
     ) -> None:

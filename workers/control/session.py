@@ -8,7 +8,6 @@ Times are monotonic, in seconds.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import time
 
 import msgspec
 
@@ -30,6 +29,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.progress import Progress
@@ -64,7 +64,7 @@ class Reporter:
         progress: Progress,
         incarnation: int,
         steps: int | None,
-        clock: Callable[[], float] = time,
+        clock: Callable[[], float] = STEADY.time,
         where: Callable[[int], str] = lambda stage: "",
         memory: Callable[[], int] = int,
         leaving: Callable[[], Leaving | None] = lambda: None,

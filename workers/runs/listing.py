@@ -55,7 +55,9 @@ def ending_of(run: RecordedRun) -> Ending:
             return _running(run)
         case RecordedState.PAUSED:
             paused = run.pauses.pauses[-1]
-            return Ending(f"the run {said(paused, run.now)}", f"have it go on: stageline run resume {run.folder}")
+            return Ending(
+                f"the run {said(paused, run.observed_at)}", f"have it go on: stageline run resume {run.folder}"
+            )
         case RecordedState.KILLED:
             return _killed(run)
         case _:
@@ -217,7 +219,7 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
 
 
 def _asked(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts:
-    match answer(_state(run), Ask(what, dict(of)), run.as_of):
+    match answer(_state(run), Ask(what, dict(of)), run.observed_at):
         case Answer(schema, facts):
             return {"schema": schema, **facts}
         case Refused(reason, _):
@@ -230,7 +232,7 @@ def _state(run: RecordedRun) -> RunState:
     except PlanRefused as error:  # it was a plan when it was written
         raise RecordsDamaged(f"{run.folder / PLAN} is damaged: {error}") from error
     config = replace(RunConfig.of(plan, plan.make_schedule()), access=_access(run))
-    state = restored(run.id, config, run.store, run.stored, run.as_of)
+    state = restored(run.id, config, run.store, run.stored, run.observed_at)
     recall(state, run.stored.facts)
     state.learn_end(run.outcome, run.training_steps)
     if (result := run.result) is not None:  # of a finished run it is enough, also if the records were deleted

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from time import time
 from typing import ClassVar
 
 import msgspec
@@ -20,6 +19,7 @@ from stageline.broker.control.messages import WAITS, StepDigest
 from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.times import WaitCause
 from stageline.broker.queues.base import Trouble, WorkerQueues
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import Note, ResourceFault
 
@@ -53,7 +53,7 @@ class Progress:
     filled in by the loop when the reader wants them: only the loop may look into its queues.
     """
 
-    since: float = field(default_factory=time)  # when the loop began what it does now
+    since: float = field(default_factory=STEADY.time)  # when the loop began what it does now
     waits: bool = True
     over: bool = False  # the program is over; what is left is to save the weights
     actions: int = 0
@@ -108,9 +108,9 @@ class Progress:
             worker: Place of the worker.
             start: Number of steps that come before.
             queues: Queues of the worker, for their digests and their trouble; None where they have neither.
-            now: Seconds since the epoch; by default, the time of the system.
+            now: Seconds since the epoch; by default, those of `STEADY`.
         """
-        program, now = calls.program, time() if now is None else now
+        program, now = calls.program, STEADY.time() if now is None else now
         return cls(
             now,
             complete=start,
