@@ -36,7 +36,7 @@ def accuracy(outputs, targets):
 SETS = {"run.steps": 300, "recovery.snapshot_every": 1000, "recovery.restarts": 1, "recovery.lease": 600.0}
 
 
-class LeftRun:
+class RunWithLeavers:
     """A run whose broker and workers are started by hand; `never` is the digest of one that no worker has left."""
 
     def __init__(self, workspace: Workspace, url: str) -> None:
@@ -121,7 +121,7 @@ def redis() -> Iterator[RedisServer]:
 def test_a_worker_that_leaves_saves_its_step_frees_its_place_and_the_run_goes_on_to_the_same_bits(
     workspace: Workspace, transport: str, by: str, request: pytest.FixtureRequest
 ) -> None:
-    run = LeftRun(workspace, "tcp://127.0.0.1:0" if transport == "tcp" else request.getfixturevalue("redis").url)
+    run = RunWithLeavers(workspace, "tcp://127.0.0.1:0" if transport == "tcp" else request.getfixturevalue("redis").url)
     run.trains_beyond(5)
     first = run.leaves(1, by)
     assert first > 5
@@ -144,7 +144,7 @@ def test_a_worker_that_leaves_saves_its_step_frees_its_place_and_the_run_goes_on
 
 
 def test_a_worker_that_does_not_finish_its_action_leaves_in_time_all_the_same(workspace: Workspace) -> None:
-    run = LeftRun(workspace, "tcp://127.0.0.1:0")
+    run = RunWithLeavers(workspace, "tcp://127.0.0.1:0")
     run.trains_beyond(3)
     hasty = run.workers[1]
     run.takes("600")
@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_finish_its_action_leaves_in_time_all_the_same(wo
 
 
 def test_what_cannot_leave_is_told(workspace: Workspace) -> None:
-    run = LeftRun(workspace, "tcp://127.0.0.1:0")
+    run = RunWithLeavers(workspace, "tcp://127.0.0.1:0")
     run.trains_beyond(0)
     for words, code, said in [
         (("2",), ExitCode.USAGE, "workers are 0 to 1"),

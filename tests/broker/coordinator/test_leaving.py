@@ -14,7 +14,7 @@ LEAVE = LeaveWorker("ada", 1, 60.0, "the machine is needed")
 NOTICE = Leaving(60.0, "SIGTERM")
 
 
-class LeftRun(Conversation):
+class NoticedRun(Conversation):
     """Its workers have begun, and finished two steps."""
 
     def __init__(self, terms: RunConfig = SNAPSHOTS) -> None:
@@ -59,7 +59,7 @@ def holds(sends: Sends) -> list[Hold]:
 
 
 def test_a_worker_that_is_to_leave_is_told_until_its_reports_show_it() -> None:
-    run = LeftRun()
+    run = NoticedRun()
     sends = run.send(b"me", LEAVE)
     ((_, order),) = [each for each in sends if each[0] == name(1)]
     assert isinstance(order, Leave)
@@ -81,13 +81,13 @@ def test_a_worker_that_is_to_leave_is_told_until_its_reports_show_it() -> None:
     ],
 )
 def test_a_leave_that_cannot_be_is_refused_by_name(terms: RunConfig, index: int, words: str) -> None:
-    found = LeftRun(terms).asked(LeaveWorker("ada", index, 60.0))
+    found = NoticedRun(terms).asked(LeaveWorker("ada", index, 60.0))
     assert isinstance(found, str)
     assert words in found
 
 
 def test_the_run_pauses_for_a_checkpoint_the_place_is_free_at_the_goodbye_and_the_run_goes_on() -> None:
-    run = LeftRun()
+    run = NoticedRun()
     number = run.saved()
     assert run.status()["checkpoint"] == 3
     assert "worker 1" in str(run.status()["paused"])
@@ -104,7 +104,7 @@ def test_the_run_pauses_for_a_checkpoint_the_place_is_free_at_the_goodbye_and_th
 
 
 def test_leaves_are_no_failed_restarts_however_many_there_are() -> None:
-    run, incarnation = LeftRun(), 2
+    run, incarnation = NoticedRun(), 2
     for times in range(5):
         sender = name(1) if not times else b"new"
         run.send(sender, Report(incarnation, 1, "waits", 0.0, 1.0, leaving=NOTICE))
@@ -116,7 +116,7 @@ def test_leaves_are_no_failed_restarts_however_many_there_are() -> None:
 
 
 def test_a_goodbye_without_notice_is_believed_once_its_worker_is_silent() -> None:
-    run = LeftRun()
+    run = NoticedRun()
     run.send(name(1), Goodbye(2, "lacks memory"))
     assert run.core.run.registry.missing == []
     run.after(1.1)
@@ -124,7 +124,7 @@ def test_a_goodbye_without_notice_is_believed_once_its_worker_is_silent() -> Non
 
 
 def test_a_person_who_pauses_the_run_while_a_worker_leaves_keeps_it_paused() -> None:
-    run = LeftRun()
+    run = NoticedRun()
     run.saved()
     assert run.status()["paused"]["by"] == "worker 1"
     ((_, answer),) = [each for each in run.send(b"me", PauseRun("ada", "a backup")) if each[0] == b"me"]
@@ -136,7 +136,7 @@ def test_a_person_who_pauses_the_run_while_a_worker_leaves_keeps_it_paused() -> 
 
 
 def test_lost_records_learn_that_a_pause_is_for_leavers() -> None:
-    run = LeftRun()
+    run = NoticedRun()
     run.reported(0, held=HeldBack(5, 3, leaving=True))
     assert run.core.run.pauses.present is not None
     run.reported(1)
@@ -145,7 +145,7 @@ def test_lost_records_learn_that_a_pause_is_for_leavers() -> None:
 
 
 def test_a_worker_that_dies_during_its_notice_has_left_as_well() -> None:
-    run = LeftRun()
+    run = NoticedRun()
     run.reported(1, leaving=NOTICE)
     while not run.core.run.registry.missing:
         run.reported(0)
@@ -156,7 +156,7 @@ def test_a_worker_that_dies_during_its_notice_has_left_as_well() -> None:
 
 
 def test_a_leave_is_known_to_a_broker_that_is_started_again() -> None:
-    run = LeftRun()
+    run = NoticedRun()
     run.saved()
     run.send(name(1), Goodbye(2, "SIGTERM"))
     again = Conversation(run.store, run.now, SNAPSHOTS)
