@@ -3,7 +3,7 @@
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined, Peeked
     broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Hold, Leave, Peek, ShowStacks,
                         ShowLog, Stop, Refused
-    command -> broker   Ask, StopRun, PauseRun, LeaveWorker, KeyOrder; a supervisor also Exited
+    command -> broker   Ask, StopRun, PauseRun, LeaveWorker, KeyChange; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
@@ -18,7 +18,7 @@ from typing import Annotated
 
 import msgspec
 
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.parties import MOST_PARTIES, ReceivedParties
 from stageline.pipeline.program import Queue
 
@@ -394,6 +394,6 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
 
 
 Request = StopRun | PauseRun | LeaveWorker
-ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | Request | KeyOrder
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | Request | KeyChange
 _Order = Hold | Leave | Look
 FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | _Order | Stop | Refused | Answer

@@ -35,7 +35,7 @@ from stageline.broker.control.pauses import PauseRun
 from stageline.broker.control.peek import Peeked
 from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.store import Store
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.pipeline.errors import ExitCode
 
 from . import (
@@ -179,7 +179,7 @@ class Coordinator:
                 peeks.pass_on(run, sender, message, now)
             case Ask():
                 run.outgoing.append(self.answer(sender, message, now))
-            case KeyOrder():  # the gate of a broker with keys carries it out
+            case KeyChange():  # the gate of a broker with keys carries it out
                 run.outgoing.append((sender, Refused(NO_KEYS, code=ExitCode.USAGE)))
         pausing.tell_before_peers(run)
         return list(run.outgoing)

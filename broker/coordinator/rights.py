@@ -21,7 +21,7 @@ RIGHTS_FOR: Mapping[str, frozenset[Right]] = {
     "peeked": _ANY_WORK,
     "declined": _ANY_WORK,
     "exited": frozenset(),
-    "key-order": frozenset(),
+    "key-change": frozenset(),
     "stop-run": frozenset({Right.STOP}),
     "pause-run": frozenset({Right.STOP}),
     "leave-worker": frozenset({Right.STOP}),

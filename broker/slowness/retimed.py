@@ -140,25 +140,25 @@ def _ordered(steps: MeasuredSteps) -> tuple[list[Ran], dict[int, int]]:
         The actions, and the place of each of them by its identity.
     """
     place: dict[int, int] = {}
-    order: list[Ran] = []
-    ahead = [0] * len(steps.workers)
+    placed: list[Ran] = []
+    reached = [0] * len(steps.workers)
     total = len(steps.all)
-    while len(order) < total:
-        before = len(order)
+    while len(placed) < total:
+        before = len(placed)
         for worker, actions in enumerate(steps.workers):
-            at = ahead[worker]
+            at = reached[worker]
             while at < len(actions) and ((source := actions[at].source) is None or id(source) in place):
-                place[id(actions[at])] = len(order)
-                order.append(actions[at])
+                place[id(actions[at])] = len(placed)
+                placed.append(actions[at])
                 at += 1
-            ahead[worker] = at
-        if len(order) == before:  # a clock that is off: go on with what began first
+            reached[worker] = at
+        if len(placed) == before:  # a clock that is off: go on with what began first
             worker = min(
-                (index for index, actions in enumerate(steps.workers) if ahead[index] < len(actions)),
-                key=lambda index: steps.workers[index][ahead[index]].start,
+                (index for index, actions in enumerate(steps.workers) if reached[index] < len(actions)),
+                key=lambda index: steps.workers[index][reached[index]].start,
             )
-            steps.workers[worker][ahead[worker]].takes_from(None)
-    return order, place
+            steps.workers[worker][reached[worker]].takes_from(None)
+    return placed, place
 
 
 def _usual_overhead(steps: MeasuredSteps, order: Iterable[Ran]) -> list[float]:

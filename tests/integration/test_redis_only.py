@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
@@ -93,12 +93,6 @@ class RedisParty:
                 return None
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 def nothing_happens(party: RedisParty) -> None:
     return
 
@@ -160,13 +154,13 @@ def the_server_is_full(party: RedisParty) -> None:
     ids=lambda happens: happens.__name__,
 )
 def test_the_weights_are_those_of_the_unsplit_model_when(
-    happens: Callable[[RedisParty], None], server: RedisServer, workspace: Workspace, tmp_path: Path
+    happens: Callable[[RedisParty], None], redis: RedisServer, workspace: Workspace, tmp_path: Path
 ) -> None:
-    party = RedisParty(workspace, plan_in(tmp_path), server)
+    party = RedisParty(workspace, plan_in(tmp_path), redis)
     party.until_step(3)
     happens(party)
     assert party.end() == expected(STEPS)
-    with closing(server.client()) as client:
+    with closing(redis.client()) as client:
         lasting = [key for key in client.keys("*") if client.pttl(key) == -1]  # -2: one has expired meanwhile
         assert [key for key in lasting if b":store:" not in key] == []  # its queues are gone
 

@@ -25,7 +25,7 @@ from stageline.broker.control.protocol import Sealer, decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
 from stageline.broker.keys.admission import KeyRefusal
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import masked
@@ -149,18 +149,18 @@ class Client(AbstractContextManager["Client"]):
         """
         return self._answer_to(Ask(what, of), what, timeout)
 
-    def order(self, order: KeyOrder, timeout: float = 3.0) -> dict[str, Any]:
-        """Have the broker carry out an order about its keys; return the facts of its answer, as `ask` does.
+    def change_keys(self, wanted: KeyChange, timeout: float = 3.0) -> dict[str, Any]:
+        """Have the broker change its keys; return the facts of its answer, as `ask` does.
 
         Args:
-            order: The order.
-            timeout: Seconds to wait for the answer. The order is sent again after a lost connection.
+            wanted: The change.
+            timeout: Seconds to wait for the answer. The request is sent again after a lost connection.
 
         Raises:
             BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
             ValueError: The broker does not carry it out.
         """
-        return self._answer_to(order, "keys", timeout)
+        return self._answer_to(wanted, "keys", timeout)
 
     def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
         """Interrupt the run.
@@ -249,7 +249,7 @@ class Client(AbstractContextManager["Client"]):
         """
         self._send(Exited(index, pid, status, result, detail))
 
-    def _answer_to(self, message: Ask | KeyOrder, schema: str, timeout: float) -> dict[str, Any]:
+    def _answer_to(self, message: Ask | KeyChange, schema: str, timeout: float) -> dict[str, Any]:
         """Return the facts of the answer to `message`, whose schema begins with `schema`."""
         self._forget_answers()
         return self._await_answer(message, schema, timeout)
@@ -260,7 +260,7 @@ class Client(AbstractContextManager["Client"]):
             continue
 
     def _await_answer(
-        self, message: Ask | KeyOrder, schema: str, timeout: float, request: Request | None = None
+        self, message: Ask | KeyChange, schema: str, timeout: float, request: Request | None = None
     ) -> dict[str, Any]:
         """Send `request`, then `message`; return the facts of the answer. A refusal of the request counts, too."""
         self._put(request, message)
@@ -281,7 +281,7 @@ class Client(AbstractContextManager["Client"]):
             f"broker? Name another with --broker."
         )
 
-    def _put(self, request: Request | None, message: Ask | KeyOrder) -> None:
+    def _put(self, request: Request | None, message: Ask | KeyChange) -> None:
         """Send a request, sealed or not, and the message that brings its answer."""
         if request is not None:
             self._channel.send(self._sealer.sealed(request, self._secret()))

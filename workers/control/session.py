@@ -107,7 +107,8 @@ class Reporter:
         While sent records are unconfirmed and younger than REPEATED seconds, returns a heartbeat instead.
         """
         progress = self.progress
-        if (self._records or self._snapshots or self._rounds or self._digests) and now - self._sent < REPEATED:
+        unconfirmed = self._records or self._snapshots or self._rounds or self._digests
+        if unconfirmed and now - self._sent < REPEATED:
             return self.heartbeat(now)
         while progress.reportable:  # first: the steps, rounds and digests that they come after are there by now
             self._snapshots.append(progress.snapshots.popleft())

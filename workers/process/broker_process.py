@@ -28,7 +28,7 @@ from stageline.broker.coordinator.place_keys import shut_out
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
-from stageline.broker.keys.orders import KeyOrderFailed
+from stageline.broker.keys.changes import KeyChangeFailed
 from stageline.broker.keys.parties import Parties, parties_of
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.transports.base import backend_of, open_server
@@ -156,16 +156,16 @@ def run_broker(
 
 
 def _listed(reread: Callable[[], Plan] | None, plan: Plan) -> Parties:
-    """Return the parties of a plan as its file has them now. Raises `KeyOrderFailed`."""
+    """Return the parties of a plan as its file has them now. Raises `KeyChangeFailed`."""
     if reread is None:
-        raise KeyOrderFailed(
+        raise KeyChangeFailed(
             "this broker has no plan file to read again: `stageline broker` with a plan is one that has. Start the run "
             "again with other parties"
         )
     try:
         return parties_of(reread().with_stages(plan.model.stages or len(plan.workers)))
     except PlanRefused as error:
-        raise KeyOrderFailed(str(error)) from error
+        raise KeyChangeFailed(str(error)) from error
 
 
 def serve_channel(

@@ -165,7 +165,7 @@ class OpenEntrance:
 
         Args:
             core: The coordinator.
-            listed: Reads the parties of the plan again. Raises `KeyOrderFailed`.
+            listed: Reads the parties of the plan again. Raises `KeyChangeFailed`.
         """
         register = self.access.register
         if self.own is None or register is None:

@@ -96,9 +96,7 @@ def _go_on(run: RecordedRun) -> str:
     recovery = (run.plan or {}).get("recovery", {})
     if _in_memory(run) or not recovery.get("restarts") or not recovery.get("snapshot_every"):
         return f"begin another run, since without snapshots nothing is saved: {_begin(run)}"
-    resumed = f"stageline train CONFIG --resume {run.id}" if run.owner is None else run.owner.resume(run.id)
-    command = f"Line.resume({str(run.folder)!r}, ...) in the script" if run.scripted else resumed
-    return f"go on with: {command}{'' if run.complete else ' (it begins at step 0)'}"
+    return f"go on with: {_commands(run)[1]}{'' if run.complete else ' (it begins at step 0)'}"
 
 
 def _in_memory(run: RecordedRun) -> bool:
@@ -106,9 +104,16 @@ def _in_memory(run: RecordedRun) -> bool:
 
 
 def _begin(run: RecordedRun) -> str:
+    return _commands(run)[0]
+
+
+def _commands(run: RecordedRun) -> tuple[str, str]:
+    """Return how such a run is begun, and how this one is resumed."""
     if run.scripted:
-        return "the script"
-    return "stageline train CONFIG" if run.owner is None else run.owner.begin
+        return "the script", f"Line.resume({str(run.folder)!r}, ...) in the script"
+    if run.owner is None:
+        return "stageline train CONFIG", f"stageline train CONFIG --resume {run.id}"
+    return run.owner.begin, run.owner.resume(run.id)
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -287,8 +287,7 @@ class WorkerLoop:
         self.progress.computing(instruction, self._now())
         result = self._carry_out(instruction, self._received)
         self._received.clear()
-        if (drawn := self._drawn()) and not instruction.evaluates:
-            self.progress.drew(drawn)
+        drawn = self._drawn()
         self._outbound.put(instruction, result)
         if instruction.evaluates:
             self.progress.evaluated(self._now())
@@ -296,6 +295,7 @@ class WorkerLoop:
             if instruction.op.action.microbatch == self.program.schedule.microbatches - 1:
                 self._queues.pump(0)
         else:
+            self.progress.drew(drawn)
             self.progress.done(instruction, self._now())
             if instruction.op.action.kind is Kind.UPDATE:
                 self._end_step(instruction.op.action.stage, instruction.step)

@@ -79,6 +79,8 @@ class OffloadFiles(AbstractContextManager["OffloadFiles"]):
 class StageBytesMeter(WorkerFeature):
     """The feature that measures the memory of each stage: in its first trained forward, and in its first update."""
 
+    only_trains = True
+
     def __init__(self, found: Callable[[int, HeldBytes], object]) -> None:
         """Begin without measurements. `found` is called with each stage and its bytes."""
         self._found = found
@@ -90,7 +92,7 @@ class StageBytesMeter(WorkerFeature):
 
         def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             index = instruction.action.stage
-            if index in self._over or index in self._microbatch or instruction.evaluates:
+            if index in self._over or index in self._microbatch:
                 return compute(instruction, received)
             saved = SavedBytes(stage)
             with saved_tensors_hooks(saved.note, lambda tensor: tensor):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stageline import NoTaps, TapsUnusable, read_taps
 from stageline.workers.disk.tensor_file import write_tensors
-from stageline.workers.extras.recording.tap_files import TapLayer, TapPlace, TapsAbout
+from stageline.workers.extras.recording.tapped_files import TapLayer, TapPlace, TapsAbout
 
 Content = Mapping[str, Tensor]
 
