@@ -169,5 +169,5 @@ class StepEnds:
 
 def _explained(sums: StepTotals) -> float:
     """Return the seconds of a step in which its stage waited for a cause that findings tell of."""
-    own = sums.data + sums.disk + sums.script + sums.evaluation + sums.switching
+    own = sums.data + sums.disk + sums.script + sums.evaluation + sums.switching + sums.offload
     return own + sums.credit + sums.room

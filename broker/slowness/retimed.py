@@ -13,7 +13,7 @@ from statistics import median
 
 from stageline.broker.ledger.times import WaitCause
 
-from .steps import PAUSES, MeasuredSteps, Ran
+from .steps import PAUSES, WITHIN, MeasuredSteps, Ran
 
 _SPIKE = 4.0  # times the usual, from where on a time is one of a hiccup
 _SHARED = (WaitCause.SCRIPT, WaitCause.EVALUATION, WaitCause.SWITCHING)  # all workers wait for these at once
@@ -27,7 +27,7 @@ class Otherwise:
 
     Attributes:
         speed: Times of each worker's computing, in terms of the measured ones; 1 where none is given.
-        without: Causes of pauses, and DATA, that take no time.
+        without: Causes of pauses, and those within actions, that take no time.
         instant: Hops whose messages take no time.
     """
 
@@ -57,7 +57,7 @@ class Retimed:
         stage_of = steps.stage_of
         self._workers = [each.worker for each in order]
         self._busy = list(map(steps.computing, order))
-        self._data = [each.data for each in order]
+        self._within = {cause: [each.paused_for(cause) for each in order] for cause in WITHIN}
         self._source = [-1 if each.source is None else place[id(each.source)] for each in order]
         hops: list[Hop | None] = [
             None if each.source is None else (stage_of[each.source.action.stage], stage_of[each.action.stage])
@@ -74,8 +74,8 @@ class Retimed:
 
     def pauses_for(self, cause: WaitCause) -> bool:
         """Return True if some worker paused for `cause`."""
-        if cause is WaitCause.DATA:
-            return any(self._data)
+        if cause in self._within:
+            return any(self._within[cause])
         return any(cause in pauses for pauses in self._pauses.values())
 
     def seconds(self, otherwise: Otherwise | None = None) -> float:
@@ -116,7 +116,9 @@ class Retimed:
         if other.speed:
             speed = [other.speed.get(worker, 1.0) for worker in range(len(self._begins))]
             taking = [busy * speed[worker] for busy, worker in zip(taking, self._workers, strict=True)]
-        return taking if WaitCause.DATA in other.without else list(map(add, taking, self._data))
+        for cause, seconds in self._within.items():
+            taking = taking if cause in other.without else list(map(add, taking, seconds))
+        return taking
 
     def _lag_of(self, each: Ran, hop: Hop | None) -> float:
         """Return the lag of a message; of one that was not waited for, that of others, as far as that can be."""

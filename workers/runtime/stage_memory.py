@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property, partial
 from pathlib import Path
+from time import perf_counter
 
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -71,9 +72,13 @@ class OffloadFiles(AbstractContextManager["OffloadFiles"]):
 
         def wait_for_room(writer: BackgroundWriter) -> None:
             room = partial(writer.has_room, None)
-            writer.demand(awaited(room, progress, "activations are", LONGEST_WRITE), LONGEST_WRITE)
+            if not (there := room(0.0)):
+                began = perf_counter()
+                there = awaited(room, progress, "activations are", LONGEST_WRITE)
+                progress.offloaded(perf_counter() - began)
+            writer.demand(there, LONGEST_WRITE)
 
-        return self._open.enter_context(ScratchFiles(self._folder, note, wait_for_room))
+        return self._open.enter_context(ScratchFiles(self._folder, note, wait_for_room, progress.offloaded))
 
 
 class StageBytesMeter(WorkerFeature):
