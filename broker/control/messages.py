@@ -339,10 +339,11 @@ class Stop(_ControlMessage, frozen=True, tag="stop"):
 
 
 class Refused(_ControlMessage, frozen=True, tag="refused"):
-    """The broker's refusal: `reason` says why and what would work, `code` is the exit code to end with."""
+    """The broker's refusal: `reason` says why and what would work, `code` is the exit code; the run may be `over`."""
 
     reason: str
     code: int
+    over: bool = False
 
 
 class Ask(_ControlMessage, frozen=True, tag="ask"):

@@ -19,7 +19,7 @@ from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 
 from .control_thread import ControlThread
-from .joining import Stopped, WorkersMissing
+from .joining import OwnStop, Stopped, WorkersMissing
 from .leaving import HandOver, keep_here
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
@@ -122,8 +122,8 @@ class CommandHandler:
                         self._hooks.stop_at(order.step)
                 case Stop() as stop:
                     self._end(stop)
-                case Refused(reason, code):
-                    raise Stopped(reason, failure_code(code), broker_knows=True)
+                case Refused(reason, code, over):
+                    raise Stopped(reason, failure_code(code), broker_knows=True, over=over)
                 case Stopped() as stopped:
                     raise stopped
         if self._stop is not None:
@@ -286,7 +286,7 @@ class CommandHandler:
     def _stopped(self, stop: Stop) -> Stopped:
         """Return the `Stopped` for `stop`; its code is a failure's unless this worker has finished its steps."""
         code = documented(stop.code) if self._finished else failure_code(stop.code)
-        return Stopped(stop.reason, code, broker_knows=True)
+        return Stopped(stop.reason, code, broker_knows=True, over=not isinstance(stop, OwnStop))
 
 
 def _is_untaken(outbound: Outbound) -> bool:

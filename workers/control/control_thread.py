@@ -46,8 +46,9 @@ from stageline.pipeline.process.steady_clock import STEADY
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
+from .alive import NO_PULSE, Pulse
 from .client import BrokerUnreachable, KeyRefused
-from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
+from .joining import JOIN, Joining, OwnStop, Stopped, WorkerIdentity, WorkersMissing
 from .leaving import Notice
 from .party_trust import PartiesDiffer, PartyTrust
 from .refusals import REDIAL, RedialledChannel, explained
@@ -83,6 +84,7 @@ class ControlThread:
         pair: KeyPair | None = None,
         *,
         trust: PartyTrust | None = None,
+        pulse: Pulse = NO_PULSE,
         lifeline: Lifeline | None = None,
         open_channel: Callable[[str, KeyPair | None], ClientChannel] = open_client,
         clock: Clock = STEADY,
@@ -96,6 +98,7 @@ class ControlThread:
             identity: The worker's identity, for its Hellos.
             pair: Pair by which the broker knows this process; None for an address without a key.
             trust: Judge of what the broker tells about the other workers; None believes all.
+            pulse: Signs of life of this process, for what watches it.
             lifeline: This process exits once the lifeline is cut; None for one that is never cut.
             open_channel: Opens the channel; a simulated process passes its own, as with the next three.
             clock: Source of time, in seconds.
@@ -110,6 +113,7 @@ class ControlThread:
         self._url = url
         self._pair = pair
         self._trust = trust
+        self._pulse = pulse
         self._channel = RedialledChannel(lambda: open_channel(url, pair), clock.monotonic)
         self._clock = clock
         self._sealer = Sealer(clock.time)
@@ -141,6 +145,7 @@ class ControlThread:
         now = self._clock.monotonic
         joining, begun, deadline, reason = Joining(self._identity), now(), now() + timeout, ""
         while now() < deadline:
+            self._pulse.stand_by()
             self._demand_lifeline()
             self._demand_admission()
             self._send(joining.hello())
@@ -191,8 +196,7 @@ class ControlThread:
         """
         self._views = views
         now, clock = self._clock.monotonic(), self._clock.time
-        own = clock, where, resident_memory(), lambda: self.notice.told
-        reporter = Reporter(progress, assigned.incarnation, steps, *own)
+        reporter = Reporter(progress, assigned.incarnation, steps, clock, where, resident_memory(), self.notice.tell)
         session = Session(self._identity, assigned, endpoint, reporter, self._outbox, now=now)
         self._session, self._wake = session, wake
         self._thread = self._spawn(lambda: self._serve(session))
@@ -248,12 +252,13 @@ class ControlThread:
             self._exchange(session)
         except Exception as error:  # the compute loop must not go on without commands, whatever it was
             log.exception("the connection to the broker failed")
-            self.command(Stop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
+            self.command(OwnStop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
 
     def _exchange(self, session: Session) -> None:
         looked = float("-inf")
         while not self._closing:
             now = self._clock.monotonic()
+            self._pulse.beat(session.reporter.progress)
             if now - looked >= LIFELINE:
                 looked = now
                 self._look_at_lifeline()
@@ -298,10 +303,9 @@ class ControlThread:
 
         Any other refusal counts as a broker that is away.
         """
-        refused_for = self._channel.refused_for
-        refusal = self._channel.refusal
+        refused_for, refusal = self._channel.refused_for, self._channel.refusal
         if self._dismissed is None and refused_for > REVOKED and refusal.may_pass:
-            stop = Stop(explained(refusal, self._url, self._pair), ExitCode.NOT_ADMITTED)
+            stop = OwnStop(explained(refusal, self._url, self._pair), ExitCode.NOT_ADMITTED)
             self._dismissed = self._clock.monotonic(), stop
             self.command(stop)
 
@@ -338,9 +342,9 @@ class ControlThread:
     def _exit_if_late(self, session: Session) -> None:
         """Leave at the end of the notice for a compute loop that does not return from an action."""
         if self.notice.late and not self.notice.left:
-            self._send(Goodbye(session.reporter.incarnation, f"{self.notice.reason}; an action was not finished"))
+            log.error("left", reason=self.notice.farewell)
+            self._send(Goodbye(session.reporter.incarnation, self.notice.farewell))
             self._channel.close()
-            log.error("left", reason=f"{self.notice.reason}. The compute loop did not finish its action in time")
             self._exit_process(ExitCode.LEFT)
 
     def _send(self, message: Hello | Report | Failed | Finished | Goodbye | Peeked) -> None:

@@ -56,8 +56,12 @@ class Notice:
         return "" if self._given is None else self._given[2]
 
     @property
-    def told(self) -> Leaving | None:
-        """The notice for the broker; None if the worker stays."""
+    def farewell(self) -> str:
+        """Why the worker leaves, for people, if its compute loop does not."""
+        return f"{self.reason}. The compute loop did not finish its action in time"
+
+    def tell(self) -> Leaving | None:
+        """Return the notice for the broker; None if the worker stays."""
         return None if self._given is None else Leaving(max(0.0, self._left), self.reason)
 
     @property

@@ -178,6 +178,8 @@ class WorkerOptions:
         standing_in: True if another worker has started this process for the place of a lost replica. If it cannot take
             the place, the run goes on without it.
         pair: Pair by which the broker knows the process; None for an address without a key.
+        alive: Path of the file that is touched as long as the worker progresses; None for none.
+        over: Called once the broker has said that the run is over.
         notice: Seconds from SIGTERM until the process must be gone: it leaves, and the run goes on. None without.
     """
 
@@ -194,6 +196,8 @@ class WorkerOptions:
     standing_in: bool = False
     pair: KeyPair | None = None
     notice: float | None = None
+    alive: Path | None = None
+    over: Callable[[], object] = lambda: None
 
 
 class Worker:

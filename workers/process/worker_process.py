@@ -21,6 +21,7 @@ import torch
 
 from stageline.broker.control.messages import CONTROL_VERSION, Hello
 from stageline.broker.control.records import LONGEST_NAME
+from stageline.broker.ledger.losses import Leases
 from stageline.pipeline.errors import (
     ExitCode,
     ModelRefused,
@@ -32,6 +33,7 @@ from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.lifeline import NONE, Lifeline
 from stageline.pipeline.process.signals import Signals, exit_at_once, leave_at_once
 from stageline.workers.checkpoint.hooks import LocalSnapshots
+from stageline.workers.control.alive import Pulse
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.control.party_trust import trust_of
@@ -60,11 +62,15 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
     try:
         return _run(_anchored(plan), options)
     except NotAdmitted as refusal:
+        if refusal.over and not options.joined:
+            options.over()
         if options.joined:
             raise
         log.error("stopped", reason=str(refusal))
         return refusal.exit_code
     except Stopped as stop:
+        if stop.over:
+            options.over()
         meant = stop.exit_code in (ExitCode.OK, ExitCode.LEFT)
         (log.info if meant else log.error)("stopped", reason=str(stop))
         _tell_refusal(stop, stop.exit_code, options)
@@ -107,6 +113,8 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
         )
     if options.notice is not None:
         Signals(leave_at_once)
+    pulse = Pulse(options.alive, Leases(plan.recovery.lease, plan.recovery.longest_action, plan.recovery.loading))
+    pulse.load()
     plan.demand_memory()
     job = prepare(plan, worker=options.claim)
     if options.spare:
@@ -119,9 +127,10 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     why_not = partial(why_not_own, job.plan) if options.joined else (lambda run: None)
     identity = identity_of(job.plan, options.name, options.claim, why_not, spare=options.spare, **length)
     trust = trust_of(job.plan, options.pair)
-    control = ControlThread(options.broker, identity, options.pair, trust=trust, lifeline=lifeline)
+    control = ControlThread(options.broker, identity, options.pair, trust=trust, pulse=pulse, lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
+        pulse.load()
         if assigned.index >= count:
             reason = f"the broker gave place {assigned.index} of a plan with {count} workers"
             raise Stopped(reason, ExitCode.FAILED)

@@ -15,14 +15,14 @@ class Now:
 def test_a_notice_is_given_once_and_tells_what_is_left_of_it() -> None:
     now = Now()
     notice = Notice(now)
-    assert (notice.given, notice.told, notice.over, notice.late) == (False, None, False, False)
+    assert (notice.given, notice.tell(), notice.over, notice.late) == (False, None, False, False)
     notice.give(60.0, "SIGTERM")
     notice.give(1.0, "another")
     now.seconds += 20
-    assert notice.told == Leaving(40.0, "SIGTERM")
+    assert notice.tell() == Leaving(40.0, "SIGTERM")
     assert notice.patience == 40.0 - LAST
     now.seconds += 41
-    assert notice.told == Leaving(0.0, "SIGTERM")
+    assert notice.tell() == Leaving(0.0, "SIGTERM")
 
 
 def test_a_worker_leaves_with_the_checkpoint_of_its_pause_or_at_the_end_of_its_time() -> None:
