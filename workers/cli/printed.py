@@ -44,6 +44,21 @@ class StoppedRun(_Printed, frozen=True, kw_only=True):
     finished_floor: int
 
 
+class LeftWorker(_Printed, frozen=True, kw_only=True):
+    """A worker that `stageline run leave` has had leave its place.
+
+    Attributes:
+        worker: Number of the worker.
+        changed: False if it was leaving already.
+        process: The process that has taken its place by now; None if the place is free.
+    """
+
+    run: str
+    worker: int
+    changed: bool
+    process: str | None
+
+
 class DoctorFinding(_Printed, frozen=True, kw_only=True):
     """DoctorFinding of a check.
 
