@@ -191,7 +191,9 @@ def masked(text: str) -> str:
     parts = urlsplit(text)
     user, at, host = parts.netloc.rpartition("@")
     name = user.partition(":")[0]
-    options = "&".join(each for each in parts.query.split("&") if not _SECRET.search(unquote_plus(each.split("=")[0])))
+    options = "&".join(
+        each for each in parts.query.split("&") if not _SECRET.search(unquote_plus(each.partition("=")[0]))
+    )
     fragment = f"#{parts.fragment}" if parts.fragment else ""
     return f"{scheme}://{name}{at if name else ''}{host}{parts.path}{'?' if options else ''}{options}{fragment}"
 

@@ -81,14 +81,14 @@ class Better(StrEnum):
     LOWER = "lower"
     HIGHER = "higher"
 
-    def contradiction(self, mode: object, metric: str) -> str:
-        """Return why a `ReduceLROnPlateau` of `mode` is not for the values of `metric`; "" if it is."""
+    def contradiction(self, direction: object, metric: str) -> str:
+        """Return why a `ReduceLROnPlateau` of mode `direction` is not for the values of `metric`; "" if it is."""
         wanted, better = ("min", "falls") if self is Better.LOWER else ("max", "rises")
-        if mode not in {"min", "max"} - {wanted}:
+        if direction not in {"min", "max"} - {wanted}:
             return ""
         return (
-            f'ReduceLROnPlateau has mode = "{mode}", by which the rate is lowered while {metric} {better}; use mode = '
-            f'"{wanted}"'
+            f'ReduceLROnPlateau has mode = "{direction}", by which the rate is lowered while {metric} {better}; use '
+            f'mode = "{wanted}"'
         )
 
 

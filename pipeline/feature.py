@@ -76,6 +76,7 @@ class Feature:
     name = "Feature"  # by which errors and other features call it; by default the class's
     inside: Collection[str] = ()  # names of features that wrap this one
     outside: Collection[str] = ()  # names of features that this one wraps
+    only_trains = False  # if true, forwards of an evaluation are computed without it
 
     def __init_subclass__(cls) -> None:
         """Name the subclass after its class unless it has a `name` of its own."""
@@ -170,7 +171,8 @@ def compose(features: Sequence[Feature], stage: Any, kind: str, compute: Compute
             with_it = feature.around(stage, kind, compute)
         _demand_function(feature, where, with_it)
         if with_it is not compute:
-            compute = _named(feature, with_it, compute)
+            named = _named(feature, with_it, compute)
+            compute = _in_training(named, compute) if feature.only_trains else named
     return compute
 
 
@@ -291,6 +293,13 @@ def _named(feature: Feature, hook: Compute, inner: Compute | None) -> Compute:
             if inner is not None and _code_of(inner) in _codes(error.__traceback__):
                 raise
             raise FeatureFailed(f"the feature {feature.name} failed in {operation}: {describe_error(error)}") from error
+
+    return called
+
+
+def _in_training(hook: Compute, without: Compute) -> Compute:
+    def called(operation: Any, received: Sequence[Tree]) -> Tree:
+        return (without if operation.evaluates else hook)(operation, received)
 
     return called
 

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and fixtures of all tests."""
 
 import atexit
 import gc
@@ -9,12 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from support.fork_server import ForkServer
 from support.workspace import Workspace
+
+if TYPE_CHECKING:
+    from support.redis_server import RedisServer
 
 # No deadline and no limit on slowness: how long an example takes says something of the machine, nothing of the code.
 # Each run of the tests tries the same examples, so that a change is judged by what it changes; `make sweep` tries far
@@ -66,9 +70,18 @@ def workspace(tmp_path: Path, fork_server: ForkServer) -> Iterator[Workspace]:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What a test opens, closed in reverse order at its end."""
+    """Resources that a test opens, closed in reverse order at its end."""
     with ExitStack() as stack:
         yield stack
+
+
+@pytest.fixture
+def redis() -> Iterator["RedisServer"]:
+    """A Redis server of the test's own."""
+    from support.redis_server import RedisServer  # most tests do without
+
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

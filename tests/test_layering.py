@@ -159,7 +159,7 @@ REACHING = {
     "workers/extras/recording/records.py": "likewise",
     "workers/extras/recording/replay.py": "carries out one instruction without a loop",
     "workers/extras/recording/skipping.py": "stands between the executor and its losses",
-    "workers/extras/recording/tap_writer.py": "follows the loop and its progress",
+    "workers/extras/recording/taps.py": "follows the loop and its progress",
 }
 
 # Files of the core that import an extra by its name, and why; the list may only become shorter. The commands and the

@@ -40,6 +40,16 @@ _ENCODED = {
 }
 
 
+def fault_of_codec(name: str, *, many: bool) -> str:
+    """Return why a queue cannot have the codec `name`, "" if it can; `many` is True if a step has many messages."""
+    names = [codec.name.lower() for codec in Codec]
+    if name not in names:
+        return f"codec={name!r}; expected one of {', '.join(names)}"
+    if name != names[Codec.LOSSLESS] and not many:
+        return f"codec={name!r}, and one message a step travels lossless; leave codec out"
+    return ""
+
+
 def coded_size(codec: int, dtype: torch.dtype, shape: Ints) -> int | None:
     """Return the number of bytes of elements of this dtype and shape, as `codec` writes them.
 

@@ -50,9 +50,9 @@ _NUMPY_DTYPES = frozenset(  # those whose tensors `Tensor.numpy` accepts
     {torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64}
     | {torch.int64, torch.float16, torch.float32, torch.float64}
 )
-_PREFIX = struct.Struct("<4sH")
+_START = struct.Struct("<4sH")
 _CRC = struct.Struct("<I")
-_PROLOGUE = _PREFIX.pack(MAGIC, WIRE_VERSION)
+_PROLOGUE = _START.pack(MAGIC, WIRE_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +247,9 @@ def _write_header(header: Header, limits: Limits) -> bytes:
 
 
 def _body(frame: memoryview, limits: Limits) -> memoryview:
-    if not _PREFIX.size + _CRC.size < frame.nbytes <= limits.header_bytes:
+    if not _START.size + _CRC.size < frame.nbytes <= limits.header_bytes:
         raise BadMessage(f"a header of {frame.nbytes} bytes, the limit is {limits.header_bytes}")
-    magic, version = _PREFIX.unpack_from(frame)
+    magic, version = _START.unpack_from(frame)
     if magic != MAGIC:
         raise BadMessage(f"the header begins with {magic!r}, not with {MAGIC!r}: not a message of stageline")
     if crc32(frame[: -_CRC.size]) != _CRC.unpack_from(frame, frame.nbytes - _CRC.size)[0]:
@@ -259,7 +259,7 @@ def _body(frame: memoryview, limits: Limits) -> memoryview:
             f"the message has wire version {version}, this side has {WIRE_VERSION}; "
             "install the same version of stageline on every machine"
         )
-    return frame[_PREFIX.size : -_CRC.size]
+    return frame[_START.size : -_CRC.size]
 
 
 def _complaint(header: Header, limits: Limits) -> str | None:

@@ -40,7 +40,8 @@ class IdleFact(_RunFacts, frozen=True, kw_only=True):
 
     Attributes:
         cause: Why: "schedule" while another stage computes what is waited for, "wire", "data", "disk", "script",
-            "evaluation", "switching", "credit", "room", "paused", or "loop" for the worker's own work between actions.
+            "evaluation", "switching", "credit", "room", "paused", "offload" while activations come from files,
+            or "loop" for the worker's own work between actions.
         stage: The stage whose message is waited for; None without one.
     """
 
@@ -109,7 +110,8 @@ class FindingFact(_RunFacts, frozen=True, kw_only=True):
     """A cause that limits a run.
 
     Attributes:
-        cause: "compute", "wire", "data", "disk", "window", "credit", "room", "script", "evaluation" or "switching".
+        cause: "compute", "wire", "data", "disk", "window", "credit", "room", "script", "evaluation", "switching" or
+            "offload".
         share: Share of a step by which it would be shorter without the cause.
         idle: Share of the workers' idle time that the cause takes.
         worker: Worker that is slow, of "compute".

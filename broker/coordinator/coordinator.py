@@ -2,7 +2,7 @@
 
     receive(message)  is it genuine? Then:
     handle(message)   Hello: registration; Report: reports; Exited, Failed, Goodbye: supervision;
-                      StopRun, Finished: shutdown; PauseRun: pausing; Ask: queries
+                      StopRun, Finished: shutdown; PauseRun: pausing; LeaveWorker: leaving; Ask: queries
     tick(now)         restart, or supervision, shutdown, registration and trims
 
 The table in `state.py` gives the run's states. There is no clock here: every `now` is passed in, in seconds since the
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stageline.broker.control.channel import Envelope
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     Answer,
     Ask,
@@ -34,10 +35,22 @@ from stageline.broker.control.pauses import PauseRun
 from stageline.broker.control.peek import Peeked
 from stageline.broker.control.protocol import SealedMessage
 from stageline.broker.control.store import Store
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.pipeline.errors import ExitCode
 
-from . import pausing, peeks, place_keys, queries, records, registration, reports, restart, shutdown, supervision
+from . import (
+    leaving,
+    pausing,
+    peeks,
+    place_keys,
+    queries,
+    records,
+    registration,
+    reports,
+    restart,
+    shutdown,
+    supervision,
+)
 from .authenticity import Authenticity, refusal_to
 from .kept_answer import KeptAnswer, unmeasured
 from .ordering import Ordering
@@ -160,11 +173,13 @@ class Coordinator:
                 shutdown.stop(run, message, now)
             case PauseRun():
                 pausing.request(run, sender, message, now)
+            case LeaveWorker():
+                leaving.request(run, sender, message, now)
             case Ask(what) if what in peeks.KINDS:
                 peeks.pass_on(run, sender, message, now)
             case Ask():
                 run.outgoing.append(self.answer(sender, message, now))
-            case KeyOrder():  # the gate of a broker with keys carries it out
+            case KeyChange():  # the gate of a broker with keys carries it out
                 run.outgoing.append((sender, Refused(NO_KEYS, code=ExitCode.USAGE)))
         pausing.tell_before_peers(run)
         return list(run.outgoing)
@@ -209,9 +224,14 @@ class Coordinator:
         pausing.tell_before_peers(run)
         return list(run.outgoing)
 
-    def keep_observation(self, now: float) -> None:
-        """Store what only this process knows, for queries after its end. Call it about once a second."""
-        records.keep_observation(self.run, now)
+    def keep_observation(self, now: float, behind: float = 0.0) -> None:
+        """Store what only this process knows, for queries after its end. Call it about once a second.
+
+        Args:
+            now: Seconds since the epoch.
+            behind: Seconds by which that is behind the system's clock, which was set since the broker began.
+        """
+        records.keep_observation(self.run, now, behind)
 
     def _hears(self, sender: bytes, message: ToBroker) -> bool:
         """Return True if a message without proof is heard in this turn. Its sender repeats what matters."""
@@ -251,10 +271,12 @@ class Coordinator:
             self._order(now)
 
     def _pause(self, now: float) -> None:
+        leaving.tick(self.run, now)
         pausing.tick(self.run, now)
         if now - self._told_pause >= pausing.AGAIN:
             self._told_pause = now
             pausing.tell_again(self.run)
+            leaving.tell_again(self.run, now)
 
     def _order(self, now: float) -> None:
         if self.ordering is not None:

@@ -1,13 +1,13 @@
 """Gate between a broker's channel and its coordinator: a message passes if the key that it came with may say it.
 
     invitation's key    Enrolment alone, which the gate answers
-    operator's key      everything; KeyOrder, which the gate answers, if it is sealed with the run's secret as well
+    operator's key      everything; KeyChange, which the gate answers, if it is sealed with the run's secret as well
     enrolled key        messages that one of its rights covers, by the table in `rights.py`; Enrolment of one key that
-                        takes its place, which the gate answers; StopRun and PauseRun are sealed on their way
+                        takes its place, which the gate answers; requests are sealed on their way
     any other           nothing: it was revoked, or its invitation has ended, while it was connected
 
 What is changed in the register is stored before an answer to it leaves. While the store cannot be written, enrolments
-and orders are not answered: their senders repeat them. A broker without keys has an `OpenGate`.
+and changes of keys are not answered: their senders repeat them. A broker without keys has an `OpenGate`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,14 +17,15 @@ from typing import Protocol
 import msgspec
 
 from stageline.broker.control.channel import Envelope, Received
-from stageline.broker.control.messages import LONGEST_TEXT, Answer, Refused, StopRun
+from stageline.broker.control.leaves import LeaveWorker
+from stageline.broker.control.messages import LONGEST_TEXT, Answer, Refused, Request, StopRun
 from stageline.broker.control.pauses import PauseRun
 from stageline.broker.control.protocol import RunKeys, Sealer, decode_to_broker, encode
 from stageline.broker.control.store import Store
 from stageline.broker.errors import BadMessage, ForeignMessage
 from stageline.broker.keys.access import Access
+from stageline.broker.keys.changes import Changed, KeyChange, KeyChangeFailed, Reloaded, carry_out
 from stageline.broker.keys.enrolment import answer_enrolment, encode_enrolment, enrolment_in, is_enrolment
-from stageline.broker.keys.orders import Changed, KeyOrder, KeyOrderFailed, Reloaded, carry_out
 from stageline.broker.keys.pairs import PublicKey, short
 from stageline.broker.keys.parties import Parties, way_in
 from stageline.broker.keys.register import EnrolledKey, Invitation, KeyRegister
@@ -40,7 +41,7 @@ ANSWERED = 20  # refusals that are answered in a second
 KNOCKS_TOLD = 1  # keys that knocked in vain, of which the audit log gets a line in a second
 _SAME_VERSION = "install the same stageline on both sides"
 MOST_SPEAKERS = 10_000  # that are remembered, so that the places of a revoked key are taken at once
-_REQUESTS = b"stop-run", b"pause-run"  # the tags of requests that the gate seals
+_REQUESTS = b"stop-run", b"pause-run", b"leave-worker"  # the tags of requests that the gate seals
 _MOST_TOLD = 1000  # lines that are remembered, so that each is told once
 _LONGEST_DETAIL = 2_000  # characters of a line's detail: a stop's reason, and an unknown field's name, are its sender's
 
@@ -141,7 +142,7 @@ class KeyGate:
             invitation_key: Returns the public key of the invitation with a serial.
             events: Where refusals are counted.
             access: What is told about keys.
-            listed: Reads the parties of the plan again. Raises `KeyOrderFailed`.
+            listed: Reads the parties of the plan again. Raises `KeyChangeFailed`.
         """
         self._register = register
         self._store = store
@@ -164,7 +165,7 @@ class KeyGate:
         self._sealer = Sealer(lambda: self._now)
 
     def sort(self, received: Sequence[Received], key_of: KeyOf, now: float) -> Sorted:
-        """Sort the messages of a turn; answer enrolments and orders, once the register is stored.
+        """Sort the messages of a turn; answer enrolments and changes of keys, once the register is stored.
 
         Args:
             received: Messages of one turn, in order.
@@ -235,7 +236,7 @@ class KeyGate:
                     "the broker's own user has no place in a run with parties: start the worker with the plan, whose "
                     "[parties] say which key it needs"
                 )
-            return outline is None or outline.is_ != "key-order"
+            return outline is None or outline.is_ != "key-change"
         known = self._register.enrolled(key)
         if known is None:
             return False
@@ -262,7 +263,7 @@ class KeyGate:
             message, seal = decode_to_broker(frame)
         except BadMessage:
             return frame
-        if not isinstance(message, StopRun | PauseRun) or seal.is_of(self._keys.of_control):
+        if not isinstance(message, Request) or seal.is_of(self._keys.of_control):
             return frame
         known = self._register.enrolled(key)
         name = known.name if known is not None and known.name else short(key)
@@ -302,20 +303,20 @@ class KeyGate:
         return encode_enrolment(answer)
 
     def _obey(self, frame: bytes, found: Sorted, now: float) -> bytes:
-        """Return the answer to an order of the operator. Raises `NotAllowed`."""
+        """Return the answer to a change of keys that the operator wants. Raises `NotAllowed`."""
         try:
-            order, seal = decode_to_broker(frame)
+            wanted, seal = decode_to_broker(frame)
         except BadMessage as error:
             raise NotAllowed(str(error)) from error
-        if not isinstance(order, KeyOrder) or not seal.is_of(self._keys.of_control):
-            raise NotAllowed("an order about keys without the run's secret, which is in broker.secret of its folder")
+        if not isinstance(wanted, KeyChange) or not seal.is_of(self._keys.of_control):
+            raise NotAllowed("a change of keys without the run's secret, which is in broker.secret of its folder")
         try:
-            changed = carry_out(order, self._register, self._invitation_key, now, self._listed)
-        except KeyOrderFailed as error:
+            changed = carry_out(wanted, self._register, self._invitation_key, now, self._listed)
+        except KeyChangeFailed as error:
             return encode(Refused(str(error), code=ExitCode.USAGE))
         if changed.revoked or (isinstance(changed.about, Reloaded) and changed.about.changes):
             found.revoke(sender for sender, key in self._speakers.items() if key in changed.revoked)
-        found.events.extend(_events(order.what, changed))
+        found.events.extend(_events(wanted.what, changed))
         others = changed.revoked if isinstance(changed.about, Reloaded) else changed.revoked[1:]
         facts = {"changed": msgspec.to_builtins(changed.about), "revoked_with": others}
         return encode(Answer("keys/1", {"run": self._keys.run, **(self._access.facts() or {}), **facts}))
@@ -330,11 +331,11 @@ class KeyGate:
             return []
         return [(sender, encode(Refused(reason, code=ExitCode.NOT_ADMITTED)))]
 
-    def _tell(self, found: Sorted, event: KeyEvent, limit: RateLimit | None = None) -> bool:
-        """Add a line to the audit log, if it is new and the `limit` allows one. Returns True if it was added."""
+    def _tell(self, found: Sorted, event: KeyEvent, rate: RateLimit | None = None) -> bool:
+        """Add a line to the audit log, if it is new and the `rate` allows one. Returns True if it was added."""
         event = replace(event, detail=bounded(event.detail, _LONGEST_DETAIL))
         known = event.key, event.detail
-        if known in self._told or not (limit is None or limit.allows(self._now)):
+        if known in self._told or not (rate is None or rate.allows(self._now)):
             return False
         self._told[known] = None
         found.events.append(event)
@@ -357,18 +358,22 @@ class KeyGate:
         return found.events
 
 
-def _in_the_name_of(name: str, asked: StopRun | PauseRun) -> StopRun | PauseRun | None:
+def _in_the_name_of(name: str, asked: Request) -> Request | None:
     """Return a request with the name of the key that makes it; None for a dismissal, which no key may make."""
-    if isinstance(asked, PauseRun):
-        return PauseRun(name, asked.reason, asked.resumes)
+    if isinstance(asked, PauseRun | LeaveWorker):
+        return msgspec.structs.replace(asked, by=name)
     return None if asked.over else StopRun(f"{asked.reason} ({name})"[:LONGEST_TEXT], asked.at_step_end)
 
 
-def _done(asked: StopRun | PauseRun) -> str:
+def _done(asked: Request) -> str:
     """Return what a request has done, for the audit log."""
-    if isinstance(asked, StopRun):
-        return "stopped"
-    return "resumed" if asked.resumes else "paused"
+    match asked:
+        case StopRun():
+            return "stopped"
+        case LeaveWorker():
+            return "drained"
+        case PauseRun():
+            return "resumed" if asked.resumes else "paused"
 
 
 def _events(what: str, changed: Changed) -> list[KeyEvent]:

@@ -14,6 +14,7 @@ Reads all parts of the state. Writes, after a loss: `ledger`, `checkpoints`, `lo
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 
@@ -71,7 +72,10 @@ class _ObservedMicrobatch(msgspec.Struct, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A run as its broker saw it at the time `at`, in seconds since the epoch."""
+    """A run as its broker saw it at the time `at`, in seconds since the epoch.
+
+    Other times are by the same clock, which is `behind` the system's by so many seconds.
+    """
 
     at: float
     training_steps: int | None
@@ -79,6 +83,7 @@ class Observation(msgspec.Struct, frozen=True):
     damaged: list[str]
     members: list[_ObservedMember]
     microbatches: list[_ObservedMicrobatch]
+    behind: float = 0.0
 
 
 def restored(run: str, config: RunConfig, store: Store, stored: StoredRun, now: float) -> RunState:
@@ -174,16 +179,23 @@ def go_back(run: RunState, lost: Iterable[Member], stages: Iterable[int], why: s
     step, gone = run.checkpoints.complete, list(stages)
     for member in lost:
         run.lost_work.extend(lost_attempts(member, run.ledger, step, why, now))
-        run.milestones.append(Milestone("loss", member.exited[0] if member.exited else now, step, member.index, why))
+        what: Literal["loss", "leave"] = "loss" if member.leaving is None else "leave"
+        run.milestones.append(Milestone(what, member.exited[0] if member.exited else now, step, member.index, why))
     run.checkpoints.forget(gone)
     run.ledger.go_back(gone, step)
     run.store.go_back(gone, step)
     save(run)
 
 
-def keep_observation(run: RunState, now: float) -> None:
-    """Store what only this process knows, for queries after its end. Call it about once a second."""
-    run.store.put(OBSERVED, _observe(run, now))
+def keep_observation(run: RunState, now: float, behind: float = 0.0) -> None:
+    """Store what only this process knows, for queries after its end. Call it about once a second.
+
+    Args:
+        run: The state.
+        now: Seconds since the epoch.
+        behind: Seconds by which that is behind the system's clock.
+    """
+    run.store.put(OBSERVED, _observe(run, now, behind))
     members, workers = run.registry.members, range(len(run.config.schedule.placement))
     placed = (members.get(index) for index in workers)
     reports = [each.report if each is not None and each.status in _RUNS else None for each in placed]
@@ -191,10 +203,10 @@ def keep_observation(run: RunState, now: float) -> None:
         run.store.put(_TREND, msgspec.to_builtins(run.trend.facts()))
 
 
-def _observe(run: RunState, now: float) -> Fact:
+def _observe(run: RunState, now: float, behind: float) -> Fact:
     members = [_observed(member) for member in run.registry.members.values()]
     oddities, damaged = dict(run.events.anomalies), list(run.search.damages)
-    seen = Observation(now, run.training_steps, oddities, damaged, members, list(_open_microbatches(run)))
+    seen = Observation(now, run.training_steps, oddities, damaged, members, list(_open_microbatches(run)), behind)
     found: Fact = msgspec.to_builtins(seen, str_keys=True)
     return found
 

@@ -61,7 +61,8 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
     found = run.ledger.ingest(report, member.stages, holder, counted=member.counted)
     if found.steps:
         run.store.append(found.steps, found.losses)
-        run.counters.note_steps(run.pace.note(found.steps), run.config.schedule.copies - 1)
+        ahead = None if report.clock is None else report.clock[0]
+        run.counters.note_steps(run.pace.note(found.steps, ahead), run.config.schedule.copies - 1)
         run.counters.reached(before, run.ledger.finished_floor, now)
         run.pace.reached(run.ledger.finished_floor, now)
         member.counted.update(record.stage for record in found.steps)

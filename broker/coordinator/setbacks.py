@@ -1,13 +1,14 @@
 """Answer to how much time a run lost to losses, restarts of its broker and stalls, and what to do about it.
 
 Known from the milestones and from the ends of the last stage's steps: those in memory, and around older losses and
-stalls those in the store.
+stalls those in the store. Milestones are by the broker's clock, ends by that of the worker, which may be off, and is
+another one after a loss: ends are moved to the broker's clock, each by the offset of its time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from stageline.broker.ledger.milestones import Milestone
-from stageline.broker.ledger.times import last_end, totals
+from stageline.broker.ledger.times import StepTotals, last_end, totals
 from stageline.broker.slowness.lost_time import Setback, StepEnds
 from stageline.broker.slowness.older_stalls import around_stalls
 from stageline.broker.slowness.standstill import StallCause, stood_still
@@ -29,8 +30,9 @@ def lost_time(run: RunState) -> Facts | None:
     """Return what the run lost time to, the most expensive first; None if it lost none, as far as is known."""
     fill(run)
     copy, events = run.config.schedule.stages - 1, run.milestones.events
-    known = run.pace.history(copy)
-    found = StepEnds.of(known, _older_ends(run, copy, events), run.pauses.seconds).setbacks(events)
+    clock = _Clock(run, copy)
+    known = [clock.moved(each) for each in run.pace.history(copy)]
+    found = StepEnds.of(known, _older_ends(run, known, clock, events), run.pauses.seconds).setbacks(events)
     if not found or not known:
         return None
     elapsed = known[-1].end - _began(run, known[0].start)
@@ -48,9 +50,27 @@ def lost_time(run: RunState) -> Facts | None:
     }
 
 
-def _older_ends(run: RunState, copy: int, events: Sequence[Milestone]) -> dict[int, float]:
+class _Clock:
+    """The clock of a stage's worker, as far as the broker knows it."""
+
+    def __init__(self, run: RunState, copy: int) -> None:
+        self.copy = copy
+        self._now = clocks_of(run).ahead.get(run.config.schedule.owner(copy), 0.0)
+
+    def at(self, seconds: float, ahead: float | None = None) -> float:
+        """Return a time of the worker by the broker's clock; `ahead` is the offset of that time, if it is known."""
+        return seconds + (self._now if ahead is None else ahead)
+
+    def moved(self, each: StepTotals) -> StepTotals:
+        """Return the sums of a step with its times by the broker's clock."""
+        return each._replace(start=self.at(each.start, each.ahead), end=self.at(each.end, each.ahead))
+
+
+def _older_ends(
+    run: RunState, sums: Iterable[StepTotals], clock: _Clock, events: Sequence[Milestone]
+) -> dict[int, float]:
     """Return the ends of steps that are not in memory: around events, the newest first, and around older stalls."""
-    known = {each.step: each.end for each in run.pace.history(copy)}
+    known = {each.step: each.end for each in sums}
     wanted: dict[int, None] = {}
     for event in reversed(events):
         after = event.step + min(_LONGEST, 2 * _every(run) + _LATER)
@@ -58,8 +78,8 @@ def _older_ends(run: RunState, copy: int, events: Sequence[Milestone]) -> dict[i
         wanted |= {step: None for step in around if step not in known}
 
     def read(steps: Sequence[int]) -> dict[int, float]:
-        records = run.store.records([(copy, step) for step in steps])
-        return {each.step: end for each in records if (end := last_end(each.times)) is not None}
+        records = run.store.records([(clock.copy, step) for step in steps])
+        return {each.step: clock.at(end) for each in records if (end := last_end(each.times)) is not None}
 
     older = read([*{0: None, **wanted}][:_MOST_READ])
     return older | around_stalls(older | known, run.pauses.seconds, read)
@@ -68,7 +88,7 @@ def _older_ends(run: RunState, copy: int, events: Sequence[Milestone]) -> dict[i
 def _began(run: RunState, default: float) -> float:
     first = run.store.record(0, 0)
     found = None if first is None else totals(first)
-    return default if found is None else min(default, found.start)
+    return default if found is None else min(default, _Clock(run, 0).moved(found).start)
 
 
 def _every(run: RunState) -> int:

@@ -3,7 +3,7 @@
     [F 3, start, end] [m 1, start, end] [F 4, start, end] ...     upper case: an action, lower case: a wait
 
 A wait stands before the action that it held up. Its number is the stage at the other end of the queue; waits for data
-lie in the action that follows. Waits shorter than `LEAST` are not kept.
+and for offloaded activations lie in the action that follows. Waits shorter than `LEAST` are not kept.
 """
 
 import struct
@@ -33,6 +33,7 @@ class WaitCause(StrEnum):
     EVALUATION = "e"  # rows held out are evaluated, or the verdict on that has not come
     SWITCHING = "o"  # the order by which the next step goes has not come
     PAUSED = "p"  # a person has paused the run before this step
+    OFFLOAD = "f"  # activations come from files, or wait for room on their way there: lies within the action
 
     __hash__ = str.__hash__
 
@@ -106,7 +107,8 @@ def _entries(record: StepRecord) -> Iterator[TimedAction | TimedWait]:
 class StepTotals(NamedTuple):
     """Totals of a stage in a step, in seconds: its start and end, and how long it computed and waited for what.
 
-    `data` is part of neither `busy` nor `waited`: that time lies within an action and computes nothing.
+    `data` and `offload` lie within actions, and are no part of `busy`: that time computes nothing. `ahead` is by
+    how much the broker's clock was ahead of the worker's, by which the times are; None if that is not known.
     """
 
     step: int
@@ -122,6 +124,8 @@ class StepTotals(NamedTuple):
     credit: float = 0.0
     room: float = 0.0
     paused: float = 0.0
+    offload: float = 0.0
+    ahead: float | None = None
 
 
 def last_end(times: bytes) -> float | None:
@@ -133,7 +137,7 @@ def last_end(times: bytes) -> float | None:
     return None
 
 
-_SUMMED = tuple(WaitCause[name.upper()] for name in StepTotals._fields[4:])
+_SUMMED = tuple(WaitCause[name.upper()] for name in StepTotals._fields[4:-1])
 
 
 def totals(record: StepRecord) -> StepTotals | None:
@@ -148,7 +152,8 @@ def totals(record: StepRecord) -> StepTotals | None:
         else:
             first, last, busy = min(first, start), max(last, end), busy + end - start
     summed = [waited[cause.encode()] for cause in _SUMMED]
-    return StepTotals(record.step, first, last, max(0.0, busy - summed[0]), *summed)
+    within = waited[LETTERS[WaitCause.DATA]] + waited[LETTERS[WaitCause.OFFLOAD]]
+    return StepTotals(record.step, first, last, max(0.0, busy - within), *summed)
 
 
 def unreadable_times(times: bytes, microbatches: int | None = None) -> str:

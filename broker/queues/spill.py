@@ -73,7 +73,7 @@ class Spill:
             folder: Folder of the files; None: the system's for temporary files.
         """
         self.bytes = 0
-        self._limit = limit
+        self._capacity = limit
         self._folder = folder
         self._segments: list[_Segment] = []
 
@@ -83,8 +83,8 @@ class Spill:
         Raises `QueueFull` if the limit is reached or the disk is full.
         """
         sizes = tuple(len(frame) for frame in frames)
-        if self.bytes + sum(sizes) > self._limit:
-            raise QueueFull(f"{self.bytes} of {self._limit} bytes on the disk are used")
+        if self.bytes + sum(sizes) > self._capacity:
+            raise QueueFull(f"{self.bytes} of {self._capacity} bytes on the disk are used")
         try:
             slot = self._open_segment().append(frames, sizes)
         except OSError as error:
@@ -126,7 +126,7 @@ class Spill:
         self.bytes = 0
 
     def _open_segment(self) -> _Segment:
-        if not self._segments or self._segments[-1].size >= min(self._limit // FILES, LARGEST):
+        if not self._segments or self._segments[-1].size >= min(self._capacity // FILES, LARGEST):
             file = tempfile.TemporaryFile(  # noqa: SIM115  # stays open while a message in it is needed
                 prefix="stageline-", dir=self._folder, buffering=0
             )

@@ -41,6 +41,7 @@ class Cause(StrEnum):
     SCRIPT = "script"
     EVALUATION = "evaluation"
     SWITCHING = "switching"
+    OFFLOAD = "offload"
 
 
 _PAUSES = {
@@ -51,6 +52,7 @@ _PAUSES = {
     Cause.SCRIPT: WaitCause.SCRIPT,
     Cause.EVALUATION: WaitCause.EVALUATION,
     Cause.SWITCHING: WaitCause.SWITCHING,
+    Cause.OFFLOAD: WaitCause.OFFLOAD,
 }
 _CONSUMERS = (
     Cause.CREDIT,
@@ -249,11 +251,7 @@ def _of_all_hops(named: list[tuple[Suspect, float, float]]) -> list[tuple[Suspec
 def _paused_in(steps: MeasuredSteps, pause: WaitCause) -> float:
     """Return the longest that a worker paused for a cause, in seconds of a step."""
     count = max(1, len(steps.steps))
-    spent = (
-        sum(each.data if pause is WaitCause.DATA else each.pauses.get(pause, 0.0) for each in actions)
-        for actions in steps.workers
-    )
-    return max(spent) / count
+    return max(sum(each.paused_for(pause) for each in actions) for actions in steps.workers) / count
 
 
 _SERIES: Mapping[Cause, str] = {
@@ -261,6 +259,7 @@ _SERIES: Mapping[Cause, str] = {
     Cause.SCRIPT: "script",
     Cause.EVALUATION: "evaluation",
     Cause.SWITCHING: "switching",
+    Cause.OFFLOAD: "offload",
 }
 
 

@@ -57,10 +57,14 @@ class RunPace:
         """Return True if any step is known."""
         return bool(self._records)
 
-    def note(self, records: Iterable[StepRecord]) -> list[tuple[int, StepTotals]]:
+    def note(self, records: Iterable[StepRecord], ahead: float | None = None) -> list[tuple[int, StepTotals]]:
         """Take finished steps; return their sums, each with its stage, as far as their times are known.
 
         A step that is repeated after a loss replaces itself and those after it.
+
+        Args:
+            records: Finished steps.
+            ahead: Seconds by which the broker's clock is ahead of the worker's; None if that is not known.
         """
         sums = []
         for record in records:
@@ -69,7 +73,7 @@ class RunPace:
             self._forget(record.stage, record.step)
             self._records[record.stage].append(record)
             self._bytes += len(record.times)
-            self._totals[record.stage].append(found)
+            self._totals[record.stage].append(found._replace(ahead=ahead))
             sums.append((record.stage, found))
             self._trim(record.stage)
         return sums

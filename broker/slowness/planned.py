@@ -122,23 +122,23 @@ def _until_steady(schedule: Schedule) -> int:
 
 def _ordered(schedule: Schedule, listed: Sequence[Sequence[tuple[int, Op]]]) -> list[_Planned]:
     """Return the operations of all workers, each after those whose messages it takes."""
-    order: list[_Planned] = []
+    placed: list[_Planned] = []
     sent: dict[str, list[int]] = defaultdict(list)
     taken: dict[str, int] = defaultdict(int)
     at, total = [0] * len(listed), sum(map(len, listed))
-    while (before := len(order)) < total:
+    while (before := len(placed)) < total:
         for worker, ops in enumerate(listed):
             while at[worker] < len(ops):
                 step, op = ops[at[worker]]
                 if any(len(sent[name]) <= taken[name] for name in op.takes):
                     break
                 for name in op.gives:
-                    sent[name].append(len(order))
+                    sent[name].append(len(placed))
                 takes = tuple((name, sent[name][taken[name]]) for name in op.takes)
-                order.append(_Planned(worker, step, op.action, takes))
+                placed.append(_Planned(worker, step, op.action, takes))
                 for name in op.takes:
                     taken[name] += 1
                 at[worker] += 1
-        if len(order) == before:
+        if len(placed) == before:
             raise Deadlock(f"schedule {schedule.name} deadlocks: see `stageline schedule`")
-    return order
+    return placed

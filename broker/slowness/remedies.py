@@ -317,6 +317,12 @@ def _of_switching(finding: Finding, trials: Trials) -> Iterator[Remedy]:
     yield _saving(do, trials, finding.gain)
 
 
+def _of_offload(finding: Finding, trials: Trials) -> Iterator[Remedy]:
+    do = 'keep activations in memory: no "activations" in memory.offload or stage.N.offload, and a larger memory.limit'
+    yield _saving(do, trials, finding.gain)
+    yield _saving("keep run.dir on a faster disk", trials, 0.5 * finding.gain)
+
+
 _BY_CAUSE: Mapping[Cause, Callable[[Finding, Trials], Iterator[Remedy]]] = {
     Cause.COMPUTE: _of_compute,
     Cause.WINDOW: _of_window,
@@ -328,4 +334,5 @@ _BY_CAUSE: Mapping[Cause, Callable[[Finding, Trials], Iterator[Remedy]]] = {
     Cause.SCRIPT: _of_script,
     Cause.EVALUATION: _of_evaluation,
     Cause.SWITCHING: _of_switching,
+    Cause.OFFLOAD: _of_offload,
 }

@@ -13,7 +13,7 @@ from statistics import median
 
 from stageline.broker.ledger.times import WaitCause
 
-from .steps import PAUSES, MeasuredSteps, Ran
+from .steps import PAUSES, WITHIN, MeasuredSteps, Ran
 
 _SPIKE = 4.0  # times the usual, from where on a time is one of a hiccup
 _SHARED = (WaitCause.SCRIPT, WaitCause.EVALUATION, WaitCause.SWITCHING)  # all workers wait for these at once
@@ -27,7 +27,7 @@ class Otherwise:
 
     Attributes:
         speed: Times of each worker's computing, in terms of the measured ones; 1 where none is given.
-        without: Causes of pauses, and DATA, that take no time.
+        without: Causes of pauses, and those within actions, that take no time.
         instant: Hops whose messages take no time.
     """
 
@@ -57,7 +57,7 @@ class Retimed:
         stage_of = steps.stage_of
         self._workers = [each.worker for each in order]
         self._busy = list(map(steps.computing, order))
-        self._data = [each.data for each in order]
+        self._within = {cause: [each.paused_for(cause) for each in order] for cause in WITHIN}
         self._source = [-1 if each.source is None else place[id(each.source)] for each in order]
         hops: list[Hop | None] = [
             None if each.source is None else (stage_of[each.source.action.stage], stage_of[each.action.stage])
@@ -74,8 +74,8 @@ class Retimed:
 
     def pauses_for(self, cause: WaitCause) -> bool:
         """Return True if some worker paused for `cause`."""
-        if cause is WaitCause.DATA:
-            return any(self._data)
+        if cause in self._within:
+            return any(self._within[cause])
         return any(cause in pauses for pauses in self._pauses.values())
 
     def seconds(self, otherwise: Otherwise | None = None) -> float:
@@ -116,7 +116,9 @@ class Retimed:
         if other.speed:
             speed = [other.speed.get(worker, 1.0) for worker in range(len(self._begins))]
             taking = [busy * speed[worker] for busy, worker in zip(taking, self._workers, strict=True)]
-        return taking if WaitCause.DATA in other.without else list(map(add, taking, self._data))
+        for cause, seconds in self._within.items():
+            taking = taking if cause in other.without else list(map(add, taking, seconds))
+        return taking
 
     def _lag_of(self, each: Ran, hop: Hop | None) -> float:
         """Return the lag of a message; of one that was not waited for, that of others, as far as that can be."""
@@ -140,25 +142,25 @@ def _ordered(steps: MeasuredSteps) -> tuple[list[Ran], dict[int, int]]:
         The actions, and the place of each of them by its identity.
     """
     place: dict[int, int] = {}
-    order: list[Ran] = []
-    ahead = [0] * len(steps.workers)
+    placed: list[Ran] = []
+    reached = [0] * len(steps.workers)
     total = len(steps.all)
-    while len(order) < total:
-        before = len(order)
+    while len(placed) < total:
+        before = len(placed)
         for worker, actions in enumerate(steps.workers):
-            at = ahead[worker]
+            at = reached[worker]
             while at < len(actions) and ((source := actions[at].source) is None or id(source) in place):
-                place[id(actions[at])] = len(order)
-                order.append(actions[at])
+                place[id(actions[at])] = len(placed)
+                placed.append(actions[at])
                 at += 1
-            ahead[worker] = at
-        if len(order) == before:  # a clock that is off: go on with what began first
+            reached[worker] = at
+        if len(placed) == before:  # a clock that is off: go on with what began first
             worker = min(
-                (index for index, actions in enumerate(steps.workers) if ahead[index] < len(actions)),
-                key=lambda index: steps.workers[index][ahead[index]].start,
+                (index for index, actions in enumerate(steps.workers) if reached[index] < len(actions)),
+                key=lambda index: steps.workers[index][reached[index]].start,
             )
-            steps.workers[worker][ahead[worker]].takes_from(None)
-    return order, place
+            steps.workers[worker][reached[worker]].takes_from(None)
+    return placed, place
 
 
 def _usual_overhead(steps: MeasuredSteps, order: Iterable[Ran]) -> list[float]:

@@ -25,6 +25,7 @@ _CLOSE = 0.75  # of the time on the way, in which two messages are sent that may
 _SPIKE = 4.0  # times the usual: what takes longer, once, is a hiccup of the machine
 # From the stage that takes to the one that gives.
 _HOP: dict[str, int] = {Kind.FORWARD: -1, Kind.BACKWARD: 1, Kind.INPUT: 1}
+WITHIN = (WaitCause.DATA, WaitCause.OFFLOAD)  # causes of waits that lie within an action
 PAUSES = (WaitCause.DISK, WaitCause.SCRIPT, WaitCause.EVALUATION, WaitCause.SWITCHING, WaitCause.ROOM, WaitCause.CREDIT)
 
 Key = tuple[int, Action]  # a step and an action of it
@@ -41,6 +42,7 @@ class Ran:
         start: Its start, by the broker's clock as far as offsets are known.
         end: Its end.
         data: Seconds of it in which rows were drawn.
+        offload: Seconds of it in which activations came from files, or waited for room on their way there.
         pauses: Seconds before it that were waited, by cause, without those for messages.
         message: Seconds before it in which a message was waited for.
         other: Copy of a stage whose message was waited for; None without such a wait.
@@ -55,6 +57,7 @@ class Ran:
     start: float
     end: float
     data: float = 0.0
+    offload: float = 0.0
     pauses: dict[WaitCause, float] = field(default_factory=dict)
     message: float = 0.0
     other: int | None = None
@@ -65,7 +68,17 @@ class Ran:
     @property
     def computed(self) -> float:
         """Seconds in which it computed."""
-        return max(0.0, self.end - self.start - self.data)
+        return max(0.0, self.end - self.start - self.data - self.offload)
+
+    def paused_for(self, cause: WaitCause) -> float:
+        """Return the seconds before it, or in it, that were waited for `cause`, which is not MESSAGE."""
+        match cause:
+            case WaitCause.DATA:
+                return self.data
+            case WaitCause.OFFLOAD:
+                return self.offload
+            case _:
+                return self.pauses.get(cause, 0.0)
 
     def waited(self, cause: WaitCause, other: int, seconds: float) -> None:
         """Add a wait before it, or in it, to the others of the same cause.
@@ -78,6 +91,8 @@ class Ran:
         match cause:
             case WaitCause.DATA:
                 self.data += seconds
+            case WaitCause.OFFLOAD:
+                self.offload += seconds
             case WaitCause.MESSAGE:
                 self.message += seconds
                 self.other = None if other == NO_STAGE else other
@@ -108,7 +123,9 @@ class Ran:
             self.lag = max(0.0, self.start - self.source.end)
 
 
-APART = 0.25  # seconds by which two clocks of one machine's name differ at least, if it is not one machine
+# Seconds by which two clocks of one machine's name differ at least, if it is not one machine, or if its clock was set
+# between the starts of two processes: each reads it once. NTP sets it if it is off by more than 0.128 s.
+APART = 0.1
 
 
 @dataclass(frozen=True, slots=True)

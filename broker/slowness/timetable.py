@@ -135,8 +135,11 @@ def _idle(measured: MeasuredSteps, actions: tuple[Ran, ...], step: int) -> Itera
             continue
         paused = sum(each.pauses.values()) + each.message
         yield from _stretch(each, each.start - paused if before is None else before.end)
-        if each.data > _LEAST:
-            yield _told_stretch(each.worker, str(Cause.DATA), None, each.start, each.start + each.data)
+        at = each.start
+        for cause, seconds in ((Cause.DATA, each.data), (Cause.OFFLOAD, each.offload)):
+            if seconds > _LEAST:
+                yield _told_stretch(each.worker, str(cause), None, at, at + seconds)
+                at += seconds
 
 
 def _stretch(each: Ran, begin: float) -> Iterator[Facts]:

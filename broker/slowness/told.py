@@ -163,6 +163,10 @@ def _data(finding: Finding, found: Examined, clocks: Clocks) -> str:
     return f"drawing rows from the data source takes {_seconds(finding)} of a step; {_of_step(finding)}"
 
 
+def _offload(finding: Finding, found: Examined, clocks: Clocks) -> str:
+    return f"activations that lie in files take {_seconds(finding)} of a step on their way; {_of_step(finding)}"
+
+
 def _disk(finding: Finding, found: Examined, clocks: Clocks) -> str:
     return f"workers wait for the disk that snapshots are written to; {_of_step(finding)}"
 
@@ -203,4 +207,5 @@ _SAID = {
     Cause.SCRIPT: _script,
     Cause.EVALUATION: _evaluation,
     Cause.SWITCHING: _switching,
+    Cause.OFFLOAD: _offload,
 }

@@ -7,7 +7,7 @@ Only trained parameters are averaged; a parameter that is not trained is its own
 (torch's `use_buffers=False`): with averages, a layer's buffers are as training has left them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
@@ -37,6 +37,20 @@ class NoAverage:
     def demanded(self) -> "WeightAverage":
         """Raise `StageError`, since the stage keeps no averages."""
         raise StageError(f"stage {self._stage} keeps no averages of its weights: set ema_decay")
+
+    @contextmanager
+    def computing(self, *, ema: bool) -> Iterator[Iterable[torch.Tensor]]:
+        """Return a context in which the averages are the weights, if `ema` is set; it gives those that are in use."""
+        if not ema:
+            yield ()
+            return
+        found = self.demanded()
+        with found.in_place_of_weights():
+            yield found.averages.values()
+
+    def of_state(self, *, ema: bool) -> Weights:
+        """Return the averages by the names of the unsplit model's `state_dict`, if `ema` is set."""
+        return self.demanded().entries if ema else {}
 
     def update(self) -> None:
         """Do nothing: no weight is averaged."""

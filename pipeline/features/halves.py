@@ -176,17 +176,17 @@ class _Graph:
     def __init__(self, stage: int, roots: Iterable[Node], anchor: torch.Tensor) -> None:
         self._below: dict[Node, list[Node]] = {}
         self.inward: dict[Node, bool] = {}
-        ahead = list(roots)
-        while ahead:
-            node = ahead[-1]
+        stack = list(roots)
+        while stack:
+            node = stack[-1]
             if node not in self._below:
                 self._below[node] = [each for each, _ in node.next_functions if each is not None]
                 _require_divisible(stage, node)
             below = self._below[node]
             if missing := [each for each in below if each not in self.inward]:
-                ahead += missing
+                stack += missing
                 continue
-            self.inward[ahead.pop()] = any(map(self.inward.__getitem__, below)) or _leaf(node) is anchor
+            self.inward[stack.pop()] = any(map(self.inward.__getitem__, below)) or _leaf(node) is anchor
 
     def parts(self, roots: list[_RootEdge]) -> list[WeightPart]:
         """Return the weights that I leaves out, with the borders or `roots` at which their backwards begin."""

@@ -235,18 +235,18 @@ def _in_folder(folder: Path) -> Path:
 def _indexed(index: Path) -> Mapping[str, Path]:
     try:
         content = json.loads(index.read_text(encoding="utf-8"))
-        files = {str(name): str(shard) for name, shard in content["weight_map"].items()}
+        files = {str(name): str(file) for name, file in content["weight_map"].items()}
         copies = (content.get("metadata") or {}).get(COPIES, {})
-        also = [(str(name), str(shard)) for shard, names in copies.items() for name in names]
+        also = [(str(name), str(file)) for file, names in copies.items() for name in names]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelRefused(f"{index.name} is no index of safetensors files: {type(error).__name__}: {error}") from error
-    for shard in (*files.values(), *(shard for _, shard in also)):
-        if Path(shard).name != shard or Path(shard).suffix not in SAFETENSORS:
-            raise ModelRefused(f"{index.name} names {shard!r}; expected .safetensors files beside it")
-    found = {name: index.parent / shard for name, shard in files.items()}
-    for name, shard in also:
-        if name in found and not found[name].exists() and (index.parent / shard).exists():
-            found[name] = index.parent / shard
+    for file in (*files.values(), *(file for _, file in also)):
+        if Path(file).name != file or Path(file).suffix not in SAFETENSORS:
+            raise ModelRefused(f"{index.name} names {file!r}; expected .safetensors files beside it")
+    found = {name: index.parent / file for name, file in files.items()}
+    for name, file in also:
+        if name in found and not found[name].exists() and (index.parent / file).exists():
+            found[name] = index.parent / file
     return found
 
 

@@ -190,12 +190,12 @@ def overlap(one: str, other: str) -> bool:
 
 def _codecs(plan: PlanTables) -> Iterator[PlanError]:
     """Yield an error for each name in `queues.codec` that is not a queue between two of the stages."""
-    codec, stages = plan.queues.codec, plan.model.stages
-    if codec is None or isinstance(codec, str) or stages is None:
+    stages = plan.model.stages
+    if stages is None:
         return
     there = [f"forward-{stage}" for stage in range(1, stages)] + [f"backward-{stage}" for stage in range(stages - 1)]
     known = f"use {', '.join(there)}" if there else "there is none, so leave it out"
-    for name in codec:
+    for name in plan.queues.codecs:
         if "-" in name and name not in there:
             yield PlanError("queues.codec", f'"{name}" is not a queue between {stages} stages; {known}')
 

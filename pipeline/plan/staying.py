@@ -7,7 +7,9 @@ A plan decides only which worker reads and computes each stage. A trial of a mic
 copy of its input; `stageline audit` measures how much an output tells all the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+
+from stageline.pipeline.program import Program
 
 from .errors import PlanError
 from .keys.models import PlanTables
@@ -82,3 +84,21 @@ def _owners(plan: PlanTables, stage: int) -> list[int]:
 
 def _with(plan: PlanTables, worker: int, stage: int) -> list[int]:
     return sorted({*plan.workers[worker].stages, stage})
+
+
+def sharing_abroad(stays: Collection[int], program: Program) -> str:
+    """Return why a stage that stays at home shares no parameters with one elsewhere, "" if none does.
+
+    The parameters' values, and the gradients of both, would be sent.
+    """
+    owner, home = program.schedule.owner, program.schedule.owner(0)
+    for queue in program.queues.values() if stays else ():
+        pair = [stage for stage in (queue.source, queue.target) if stage is not None]
+        abroad = [stage for stage in pair if owner(stage) != home]
+        if queue.flow == "total" and abroad and set(pair) & set(stays):
+            return (
+                f"stages {pair[0]} and {pair[1]} share parameters, and stage {abroad[0]} is at worker "
+                f"{owner(abroad[0])}: their gradients would leave worker {home}. Give each "
+                "stage parameters of its own, or cut so that one machine has all that share them"
+            )
+    return ""

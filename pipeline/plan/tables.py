@@ -106,8 +106,8 @@ def read_text(file: Path, longest: int) -> str:
         FileUnreadable: The file is no regular file, has more than `longest` bytes, or is not UTF-8.
     """
     try:
-        mode = file.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a pipe may take for ever
+        kind = file.stat().st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISDIR(kind):  # to open a pipe may take for ever
             raise FileUnreadable("it is no regular file. Save what it gives as a file: it is read more than once")
         with file.open("rb") as opened:
             content = opened.read(longest + 1)

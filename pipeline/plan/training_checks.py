@@ -1,6 +1,5 @@
 """Checks of a plan's training: how long, on which data and in which mode a run trains, and when it evaluates."""
 
-import re
 from collections.abc import Iterator
 
 from .errors import PlanError
@@ -59,8 +58,8 @@ def by_evaluation(plan: PlanTables) -> Iterator[PlanError]:
         yield PlanError(
             "lr_scheduler.every", 'it requires evaluations between the steps: add evaluation.every = 100, or "epoch"'
         )
-    mode = rates.options.get("mode", "min") if str(rates.factory).endswith(".ReduceLROnPlateau") else None
-    if plan.criterion and (wrong := plan.criterion.better.contradiction(mode, plan.criterion.metric)):
+    direction = rates.options.get("mode", "min") if str(rates.factory).endswith(".ReduceLROnPlateau") else None
+    if plan.criterion and (wrong := plan.criterion.better.contradiction(direction, plan.criterion.metric)):
         yield PlanError("evaluation.better", wrong)
 
 
@@ -130,7 +129,7 @@ def accumulated(plan: PlanTables) -> Iterator[PlanError]:
 def metrics(plan: PlanTables) -> Iterator[PlanError]:
     """Yield an error for each metric of a script with the name of a sum that every evaluation returns: rows or loss."""
     for name in plan.model.metrics if plan.scripted else ():
-        if (function := re.split("[:.]", name)[-1]) in SUMS:
+        if (function := name.replace(":", ".").rpartition(".")[2]) in SUMS:
             yield PlanError(
                 "model.metrics", f"every evaluation returns {function} already; rename the function of {name}"
             )

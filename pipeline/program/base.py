@@ -56,7 +56,7 @@ def _between(schedule: Schedule, replicas: Replicas, flow: str, source: int, tar
             source=one,
             target=other,
             count=len(carried),
-            order=in_order(carried),
+            carried=in_order(carried),
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stageline.pipeline.schedule import Action, Kind
 
-from .operations import Op, Per, Queue
+from .operations import Op, Queue
 from .program import Program
 
 
@@ -61,15 +61,8 @@ def _ops(program: Program, stages: Sequence[int]) -> Iterator[Op]:
 
 
 def _queues(program: Program) -> Iterator[Queue]:
-    first, last, owner = program.schedule.first_trainable, program.last, program.schedule.owner
+    first, last = program.schedule.first_trainable, program.last
     ends = [(f"norms-{stage}", stage + 1, stage) for stage in range(first, last)]
     ends += [(f"clip-{stage}", stage - 1, stage) for stage in range(first + 1, last + 1)]
     for name, source, target in ends:
-        yield Queue(
-            name=name,
-            producer=owner(source),
-            consumer=owner(target),
-            source=source,
-            target=target,
-            per=Per.STEP,
-        )
+        yield program.queue(name, source, target)

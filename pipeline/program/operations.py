@@ -58,8 +58,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         target: Stage, or copy, that takes them. None where a worker as a whole does.
         per: Unit that messages are numbered by.
         count: Messages of a step, or of the other unit that `per` names.
-        order: Microbatches of a step that the queue carries, in the order of its messages. Empty for 0, 1, ..., count -
-            1.
+        carried: Microbatches of a step that the queue carries, in the order of its messages. Empty for 0, 1, ...,
+            count - 1.
         window: Messages that the consumer lets the producer send ahead. None if the schedule's bound decides.
         codec: Name of the codec that encodes the tensors.
         begins: First step that has messages in the queue.
@@ -74,7 +74,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     target: Place | None = None
     per: Per = Per.MICROBATCH
     count: Annotated[int, msgspec.Meta(ge=1, lt=2**31)] = 1
-    order: tuple[Place, ...] = ()
+    carried: tuple[Place, ...] = ()
     window: Annotated[int, msgspec.Meta(ge=1)] | None = None
     codec: Annotated[str, msgspec.Meta(max_length=100)] = "lossless"
     begins: int = 0
@@ -82,7 +82,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     signals: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a wrong name or window, or for an order that does not have `count` microbatches."""
+        """Raise `ValueError` for a wrong name or window, or for `carried` without `count` microbatches."""
         if not re.match(_NAME, self.name):
             raise ValueError(
                 f"{self.name!r} is no name for a queue, which has 1 to {LONGEST_NAME} printable ASCII characters"
@@ -91,8 +91,8 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
             raise ValueError(
                 f"queue {self.name} has window={self.window}; expected at least 1, or none: then the schedule decides"
             )
-        if self.order and len(self.order) != self.count:
-            raise ValueError(f"queue {self.name} has {self.count} messages a step, and an order of {len(self.order)}")
+        if self.carried and len(self.carried) != self.count:
+            raise ValueError(f"queue {self.name} has {self.count} messages a step, and carried has {len(self.carried)}")
 
     @property
     def flow(self) -> str:
@@ -102,7 +102,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     @property
     def microbatches(self) -> tuple[int, ...]:
         """Microbatches of the messages, in their order; (0,) where each step has one message."""
-        return self.order or tuple(range(self.count))
+        return self.carried or tuple(range(self.count))
 
     def number(self, unit: int, microbatch: int) -> int:
         """Return the number of a message.
@@ -113,12 +113,12 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         """
         if not self.per.many:
             return unit
-        return unit * self.count + (self.order.index(microbatch) if self.order else microbatch)
+        return unit * self.count + (self.carried.index(microbatch) if self.carried else microbatch)
 
     def at(self, number: int) -> tuple[int, int]:
         """Return the step (or the other unit that `per` names) and the microbatch of message `number`."""
         unit, place = divmod(number, self.count)
-        return unit, self.order[place] if self.order else place
+        return unit, self.carried[place] if self.carried else place
 
     def first(self, unit: int) -> int:
         """Return the number of the first message of a step, or of the other unit that `per` names."""
@@ -144,7 +144,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
         Windows and codecs do not count: each end has the plan's.
         """
-        names = ("producer", "consumer", "source", "target", "per", "count", "order", "begins", "ends", "signals")
+        names = ("producer", "consumer", "source", "target", "per", "count", "carried", "begins", "ends", "signals")
         return next((name for name in names if getattr(self, name) != getattr(other, name)), "")
 
     def within(self, floor: int) -> int:
@@ -157,7 +157,7 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
 
 def in_order(microbatches: tuple[int, ...]) -> tuple[int, ...]:
-    """Return `Queue.order` for these microbatches: empty if they are 0, 1, 2, ..."""
+    """Return `Queue.carried` for these microbatches: empty if they are 0, 1, 2, ..."""
     return () if microbatches == tuple(range(len(microbatches))) else microbatches
 
 

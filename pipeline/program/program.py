@@ -117,12 +117,7 @@ class Program:
 
     def ops(self, worker: int, steps: range) -> Iterator[tuple[int, Op]]:
         """Yield the operations of `worker` over training `steps`, in order, each with its step."""
-        if self.schedule.mode == "async":
-            yield from self._overlapping(worker, steps)
-            return
-        for step in steps:
-            for op in self.section(step).lists[worker]:
-                yield step, op
+        return ((each.step, each.op) for each in self.instructions(worker, steps))
 
     def instructions(self, worker: int, steps: range) -> Iterator[Instruction]:
         """Return the instructions of `worker` over training `steps`. All instructions of a step are made together."""
@@ -192,6 +187,13 @@ class Program:
             for each in self.sections
         )
         return replace(self, sections=sections)
+
+    def queue(self, name: str, source: int, target: int) -> Queue:
+        """Return a queue with one message in a step, from one stage (with replicas: copy) to another."""
+        owner = self.schedule.owner
+        return Queue(
+            name=name, producer=owner(source), consumer=owner(target), source=source, target=target, per=Per.STEP
+        )
 
     def made(self, action: Action, takes: Iterable[str] = (), gives: Iterable[str] = ()) -> Op:
         """Return an operation that runs once in a step.

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stageline.pipeline.schedule import Action, Kind
 
-from .operations import Op, Per, Queue
+from .operations import Op, Queue
 from .program import Program
 
 
@@ -58,14 +58,7 @@ class SumExchange:
         return program.schedule.trains(copy) and (stage == program.last or stage not in self.frozen)
 
     def _queues(self, program: Program) -> Iterator[Queue]:
-        replicas, owner = program.schedule.replicas, program.schedule.owner
+        replicas = program.schedule.replicas
         for copy in replicas.copies:
             for other, name in zip(replicas.others(copy), self._names(program, copy)[1], strict=False):
-                yield Queue(
-                    name=name,
-                    producer=owner(copy),
-                    consumer=owner(other),
-                    source=copy,
-                    target=other,
-                    per=Per.STEP,
-                )
+                yield program.queue(name, copy, other)

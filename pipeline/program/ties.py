@@ -80,17 +80,10 @@ class TiedStages:
                 target=lower,
                 per=Per.MICROBATCH if many else Per.STEP,
                 count=count if many else 1,
-                order=tuple(range(count))[::-1] if many and program.schedule.descends else (),
+                carried=tuple(range(count))[::-1] if many and program.schedule.descends else (),
             )
         for lower, upper in self.ties:
-            yield Queue(
-                name=f"total-{upper}",
-                producer=owner(lower),
-                consumer=owner(upper),
-                source=lower,
-                target=upper,
-                per=Per.STEP,
-            )
+            yield program.queue(f"total-{upper}", lower, upper)
 
 
 def _sending(program: Program, op: Op, before: dict[int, int]) -> tuple[Op, ...]:

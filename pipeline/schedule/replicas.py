@@ -240,8 +240,8 @@ def _check(shape: Shape, replicas: Replicas, mode: str, window: Sequence[int] | 
     for stage, of_stage in enumerate(replicas.shares):
         if min(of_stage) < 1:
             raise shape.refused(f"a replica of stage {stage} has a share of {min(of_stage)}; use 1 or more")
-    for copy, group in enumerate(replicas.groups):
-        if not group:
+    for copy, dealt in enumerate(replicas.groups):
+        if not dealt:
             raise shape.refused(
                 f"stage {replicas.label(copy)} has no microbatch: shares {list(replicas.shares[replicas.stage(copy)])} "
                 f"deal {shape.microbatches}; use more microbatches, or fewer replicas"
@@ -257,7 +257,7 @@ class _Copy:
 
     number: int
     replicas: Replicas
-    limit: int
+    window: int
     first_trainable: int
     forwards_first: bool
     free: float = 0
@@ -270,7 +270,7 @@ class _Copy:
         return self.replicas.stage(self.number)
 
     @property
-    def group(self) -> tuple[int, ...]:
+    def dealt(self) -> tuple[int, ...]:
         """Microbatches of the copy."""
         return self.replicas.groups[self.number]
 
@@ -282,14 +282,14 @@ class _Copy:
         """
         stage, trains = self.stage, self.stage >= self.first_trainable
         held = self.forwarded - self.backwarded
-        if self.forwarded < len(self.group) and (not trains or held < self.limit):
-            number = self.group[self.forwarded]
+        if self.forwarded < len(self.dealt) and (not trains or held < self.window):
+            number = self.dealt[self.forwarded]
             arrived = done.get((Kind.FORWARD, stage - 1, number)) if stage else 0
             if arrived is not None:
                 yield self._at(arrived, Kind.FORWARD, number)
-        waits = self.forwards_first and self.forwarded < len(self.group)
+        waits = self.forwards_first and self.forwarded < len(self.dealt)
         if trains and held and not waits:
-            number, last = self.group[self.backwarded], stage == self.replicas.stages - 1
+            number, last = self.dealt[self.backwarded], stage == self.replicas.stages - 1
             arrived = 0 if last else done.get((Kind.BACKWARD, stage + 1, number))
             if arrived is not None:
                 yield self._at(arrived, Kind.BACKWARD, number)

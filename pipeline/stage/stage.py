@@ -10,7 +10,7 @@ In a loop of your own: `examples/two_stages.py`.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import cast
 
@@ -316,12 +316,10 @@ class Stage(NamedTensors):
         With `ema`, the averages of the weights compute it; raises `StageError` if the stage has none. With `owned`, the
         stage may write to `x`. Afterwards the layers' modes are as before, and nothing has written to weights.
         """
-        averages = self._update.average.demanded() if ema else None
-        with torch.no_grad(), evaluating(self._body), averages.in_place_of_weights() if averages else nullcontext():
+        with torch.no_grad(), evaluating(self._body), self._update.average.computing(ema=ema) as averages:
             passage = Passage((step, microbatch), InputNodes(None))
             output = self._output(self._arrivals.own(x, owned=owned), passage)
-            kept = [*averages.averages.values()] if averages else []
-            return self._output_guard.sendable(output, [*kept, None if owned else x])
+            return self._output_guard.sendable(output, [*averages, None if owned else x])
 
     def evaluate_loss(self, output: Tree, target: Tree) -> float:
         """Return the mean loss of an output of `evaluate`. Raises `LossNotScalar`, or `StageError` without a loss."""

@@ -262,8 +262,8 @@ class NamedTensors:
             ModelRefused: A forward has registered a parameter or buffer, or taken one out.
         """
         self._body.demand_as_made()
-        averages = self._update.average.demanded().entries if ema else {}
-        return {name: whole(tensor) for name, tensor in {**self._body.weights(), **averages}.items()}
+        entries = {**self._body.weights(), **self._update.average.of_state(ema=ema)}
+        return {name: whole(tensor) for name, tensor in entries.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Load the return value of `state_dict`. Averages stay, and the next update continues from them.

@@ -32,8 +32,8 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import encode
 from stageline.broker.errors import AddressUnusable
 from stageline.broker.keys.box import SURPLUS
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.join_line import JoinLine, keyed
-from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import KeyPair, invite_pair
 from stageline.broker.transports.base import open_client
 from stageline.workers.keys.key_file import new_pair
@@ -62,8 +62,8 @@ def every_message(incarnation: int) -> Iterator[ToBroker]:
     yield StopRun("over", over=True)
     yield Ask("why")
     yield Ask("keys")
-    yield KeyOrder("admit", KeyPair.generate().public.text)
-    yield KeyOrder("revoke", KeyPair.generate().public.text)
+    yield KeyChange("admit", KeyPair.generate().public.text)
+    yield KeyChange("revoke", KeyPair.generate().public.text)
 
 
 def altered(data: bytes) -> bytes:
@@ -144,7 +144,7 @@ def with_a_recorded_session(siege: Siege, change: Callable[[bytes], bytes]) -> N
 
 
 def _boxes(stream: bytes) -> Iterator[bytes]:
-    """What a client has pushed for the broker, as Redis's protocol has it: the sender, then a box."""
+    """Message that a client has pushed for the broker, as Redis's protocol has it: the sender, then a box."""
     for part in stream.split(b"stageline:{desk}:to-broker\r\n$")[1:]:
         size, _, rest = part.partition(b"\r\n")
         if size.isdigit() and rest[16:20] == b"SLBX":
@@ -212,11 +212,11 @@ def check_log(log: Path, line: JoinLine, stranger: KeyPair, guest: KeyPair, thie
     for pair, details in (
         (stranger, ("not admitted",)),
         (invite_pair(line.secret), ("is that of an invitation",)),
-        (guest, ("no right to work", "no right to stop", "'exited'", "'key-order'", "not a control message")),
+        (guest, ("no right to work", "no right to stop", "'exited'", "'key-change'", "not a control message")),
         (
             thief,
             (
-                *("no right to stop", "no right to look", "'exited'", "'key-order'", "not a control message"),
+                *("no right to stop", "no right to look", "'exited'", "'key-change'", "not a control message"),
                 *(f"{kind} of incarnation" for kind in ("Hello", "Report", "Failed", "Finished", "Goodbye")),
             ),
         ),

@@ -1,7 +1,6 @@
 """The broker is killed and its records are deleted: the workers go on, and the run ends as if nothing had been."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
 
@@ -17,19 +16,13 @@ SETS = (
 RUN = "lost"
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("queues", ["shm", "tcp", "redis"])
 def test_workers_go_on_under_a_broker_that_has_lost_its_records(
-    queues: str, workspace: Workspace, tmp_path: Path, server: RedisServer
+    queues: str, workspace: Workspace, tmp_path: Path, redis: RedisServer
 ):
     """They get other keys of their places while they work, and so does one that takes the place of another."""
-    urls = {"shm": "shm://", "tcp": "tcp://0.0.0.0:0", "redis": f"redis://127.1:{server.port}/0"}
+    urls = {"shm": "shm://", "tcp": "tcp://0.0.0.0:0", "redis": f"redis://127.1:{redis.port}/0"}
     sets = (*SETS, "--set", f"queues.url={urls[queues]}")
     undisturbed = json.loads(workspace.command("train", ".", "--json", *SETS).stdout.splitlines()[-1])
     url = f"tcp://127.0.0.1:{free_port()}"

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from stageline.broker.keys.join_line import keyed
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.schemas import schema_of
 from support.machines import line_in
-from support.redis_server import RedisServer
 from support.workspace import Command, Workspace, until, wait_for
 
 SLOW = """
@@ -56,7 +54,7 @@ class PausedRun:
         return [each for each in self.workspace.runs() for each in each.rglob("metrics.jsonl") if each.stat().st_size]
 
     def says(self, *words: str) -> dict[str, Any]:
-        """What a command prints with --json, which it must do well."""
+        """Facts that a command prints with --json; it must end well."""
         done = self.workspace.command(*words, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
@@ -98,12 +96,6 @@ def result(train: Command) -> dict[str, Any]:
     assert train.wait() == 0, stderr
     found: dict[str, Any] = json.loads(stdout)
     return found
-
-
-@pytest.fixture
-def redis() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 @pytest.mark.slow

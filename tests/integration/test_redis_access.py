@@ -1,7 +1,6 @@
 """A run whose processes have a user each at the Redis server, by the list that `stageline keys acl` prints."""
 
 import signal
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -14,37 +13,31 @@ from support.workspace import Workspace
 STEPS = 6
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 def places(url: str) -> dict[str, str]:
     return {"QUEUES__URL": url, "BROKER__URL": f"{url}#desk", "BROKER__STORE": url}
 
 
-def settings(server: RedisServer, user: str) -> dict[str, str]:
-    url = server.url.replace("://", f"://stageline-{user}:PASSWORD-OF-stageline-{user}@")
+def settings(redis: RedisServer, user: str) -> dict[str, str]:
+    url = redis.url.replace("://", f"://stageline-{user}:PASSWORD-OF-stageline-{user}@")
     return {f"STAGELINE_{name}": value for name, value in places(url).items()} | {"STAGELINE_RUN__STEPS": str(STEPS)}
 
 
 @pytest.mark.slow
-def test_users_of_the_printed_list_train_together(server: RedisServer, workspace: Workspace, tmp_path: Path) -> None:
+def test_users_of_the_printed_list_train_together(redis: RedisServer, workspace: Workspace, tmp_path: Path) -> None:
     plan = str(plan_in(tmp_path))
     sets = [
         word
-        for name, url in places(server.url).items()
+        for name, url in places(redis.url).items()
         for word in ("--set", f"{name.replace('__', '.').lower()}={url}")
     ]
     printed = workspace.command("keys", "acl", plan, "--run", "together", *sets)
     assert printed.returncode == 0, printed.stderr
-    with closing(server.client()) as client:
+    with closing(redis.client()) as client:
         for line in printed.stdout.splitlines():
             client.execute_command(*line.split())
         client.execute_command("ACL", "SETUSER", "default", "off")
-        broker = workspace.start("broker", plan, "--run", "together", **settings(server, "broker"))
-        workers = [workspace.start("worker", plan, **settings(server, f"worker-{index}")) for index in range(2)]
+        broker = workspace.start("broker", plan, "--run", "together", **settings(redis, "broker"))
+        workers = [workspace.start("worker", plan, **settings(redis, f"worker-{index}")) for index in range(2)]
         for worker in workers:
             said = worker.communicate()[1]
             assert worker.returncode == 0, said

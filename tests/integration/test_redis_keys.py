@@ -27,12 +27,6 @@ _LINE = re.compile(r"--join '([^']+)'")
 PLAN_TEXTS = (b"torch.nn.functional.cross_entropy", b"model.py:build", b"data.py:batches", b"batch_size")
 
 
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
 class KeyedParty:
     """A broker and workers, each with a key file and a folder of its own, at the server on `port`."""
 
@@ -54,7 +48,7 @@ class KeyedParty:
         return self._start(machine, "worker", *joins, "--name", machine)
 
     def ask(self, *words: str, machine: str = "broker") -> str:
-        """What a command prints that is given on a machine."""
+        """Text that a command prints on a machine."""
         done = self._workspace.command(*words, **self._of(machine))
         return done.stdout + done.stderr
 
@@ -94,7 +88,7 @@ class KeyedParty:
 
 
 def learnt(taps: Path, needles: Mapping[str, Iterable[bytes]]) -> set[str]:
-    """What of the needles anyone has seen who saw all that passed."""
+    """Needles in all bytes that passed."""
     streams = recorded(taps)
     return {what for what, forms in needles.items() if any(form in seen for form in forms for seen in streams)}
 
@@ -115,10 +109,10 @@ def taps(tmp_path: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("insecure", [False, True], ids=["keys", "insecure"])
 def test_a_server_in_the_middle_learns_nothing_that_is_said(
-    insecure: bool, server: RedisServer, workspace: Workspace, tmp_path: Path, taps: Path
+    insecure: bool, redis: RedisServer, workspace: Workspace, tmp_path: Path, taps: Path
 ) -> None:
     """Without keys it learns all of it, so that these are the right words to look for."""
-    with ByteTap(f"tcp://127.0.0.1:{server.port}", taps) as tap:
+    with ByteTap(f"tcp://127.0.0.1:{redis.port}", taps) as tap:
         party = KeyedParty(workspace, plan_in(tmp_path), port_of(tap), BROKER__INSECURE=str(insecure).lower())
         workers = [party.worker(f"machine-of-anna-{index}") for index in range(2)]
         status = party.ask("status", f"{tmp_path}/runs-of-broker/{RUN}")
@@ -171,13 +165,13 @@ with line:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["keys", "insecure"])
 def test_a_server_in_the_middle_learns_nothing_of_a_scripts_rows_and_weights(
-    way: str, server: RedisServer, workspace: Workspace, fork_server: ForkServer, tmp_path: Path, taps: Path
+    way: str, redis: RedisServer, workspace: Workspace, fork_server: ForkServer, tmp_path: Path, taps: Path
 ) -> None:
     (tmp_path / "there").mkdir()
     for folder in (workspace.folder, tmp_path / "there"):
         (folder / "net.py").write_text(NET)
     (workspace.folder / "script.py").write_text(SCRIPT)
-    with ByteTap(f"tcp://127.0.0.1:{server.port}", taps) as tap, Workspace(tmp_path / "there", fork_server) as there:
+    with ByteTap(f"tcp://127.0.0.1:{redis.port}", taps) as tap, Workspace(tmp_path / "there", fork_server) as there:
         url = f"redis://127.1:{port_of(tap)}/0"
         script = workspace.start("script", "script.py", url, way, STAGELINE_KEY_FILE=f"{tmp_path}/broker.key")
         line = url if way == "insecure" else until(script.stderr, "--join '").partition("--join '")[2].partition("'")[0]
@@ -202,11 +196,11 @@ def test_a_server_in_the_middle_learns_nothing_of_a_scripts_rows_and_weights(
 
 @pytest.mark.slow
 def test_a_machine_with_another_key_and_an_empty_disk_takes_the_place_of_one_that_is_lost(
-    server: RedisServer, workspace: Workspace, tmp_path: Path
+    redis: RedisServer, workspace: Workspace, tmp_path: Path
 ) -> None:
     """It computes everything again, from messages that were sealed for the place and not for the machine."""
     settings = {"RUN__STEPS": "24", "RECOVERY__SNAPSHOT_EVERY": "1000", "RECOVERY__LEASE": "5s"}
-    party = KeyedParty(workspace, plan_in(tmp_path), server.port, **settings)
+    party = KeyedParty(workspace, plan_in(tmp_path), redis.port, **settings)
     kept, lost = party.worker("desk"), party.worker("tower")
     wait_for(lambda: party.finished() >= 3)
     os.kill(lost.pid, signal.SIGKILL)
@@ -218,10 +212,10 @@ def test_a_machine_with_another_key_and_an_empty_disk_takes_the_place_of_one_tha
 
 @pytest.mark.slow
 def test_a_broker_that_is_lost_goes_on_at_another_machine_that_has_its_key_file_and_at_no_other(
-    server: RedisServer, workspace: Workspace, tmp_path: Path
+    redis: RedisServer, workspace: Workspace, tmp_path: Path
 ) -> None:
     settings = {"RUN__STEPS": "24", "RECOVERY__LEASE": "5s"}
-    party = KeyedParty(workspace, plan_in(tmp_path), server.port, **settings)
+    party = KeyedParty(workspace, plan_in(tmp_path), redis.port, **settings)
     workers = [party.worker(name) for name in ("desk", "tower")]
     wait_for(lambda: party.finished() >= 2)
     os.kill(party.broker.pid, signal.SIGKILL)
@@ -237,9 +231,9 @@ def test_a_broker_that_is_lost_goes_on_at_another_machine_that_has_its_key_file_
 
 @pytest.mark.slow
 def test_a_key_that_knocks_is_named_and_works_once_it_is_admitted_and_not_once_it_is_revoked(
-    server: RedisServer, workspace: Workspace, tmp_path: Path
+    redis: RedisServer, workspace: Workspace, tmp_path: Path
 ) -> None:
-    party = KeyedParty(workspace, plan_in(tmp_path), server.port)
+    party = KeyedParty(workspace, plan_in(tmp_path), redis.port)
     address = party.line.rsplit(".", 2)[0]  # without the invitation
     guest, run = party.worker("tower", address), f"{tmp_path}/runs-of-broker/{RUN}"
     knock = until(guest.stderr, "stageline keys admit k1.").partition("keys admit ")[2].split()[0].strip("`.")

@@ -3,7 +3,7 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from time import monotonic, sleep
@@ -82,7 +82,7 @@ class RedisParty:
         return 0 if status is None else int(status["finished_floor"])
 
     def _status(self) -> dict[str, Any] | None:
-        """What the broker answers; None if none does.
+        """Answer of the broker; None without one.
 
         Asked from here: starting a command for each look takes as long as the run does.
         """
@@ -91,12 +91,6 @@ class RedisParty:
                 return client.ask("status")
             except BrokerUnreachable:
                 return None
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
 
 
 def nothing_happens(party: RedisParty) -> None:
@@ -160,13 +154,13 @@ def the_server_is_full(party: RedisParty) -> None:
     ids=lambda happens: happens.__name__,
 )
 def test_the_weights_are_those_of_the_unsplit_model_when(
-    happens: Callable[[RedisParty], None], server: RedisServer, workspace: Workspace, tmp_path: Path
+    happens: Callable[[RedisParty], None], redis: RedisServer, workspace: Workspace, tmp_path: Path
 ) -> None:
-    party = RedisParty(workspace, plan_in(tmp_path), server)
+    party = RedisParty(workspace, plan_in(tmp_path), redis)
     party.until_step(3)
     happens(party)
     assert party.end() == expected(STEPS)
-    with closing(server.client()) as client:
+    with closing(redis.client()) as client:
         lasting = [key for key in client.keys("*") if client.pttl(key) == -1]  # -2: one has expired meanwhile
         assert [key for key in lasting if b":store:" not in key] == []  # its queues are gone
 

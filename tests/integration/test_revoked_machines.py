@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +21,6 @@ SETS = ("--set", "recovery.lease=60", "--set", "recovery.action=600", "--set", "
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
 def machines(tmp_path: Path, fork_server: ForkServer, stack: ExitStack) -> list[Workspace]:
     """Each with a key of its own."""
     found = []
@@ -41,11 +34,11 @@ def machines(tmp_path: Path, fork_server: ForkServer, stack: ExitStack) -> list[
 @pytest.mark.slow
 @pytest.mark.parametrize(("queues", "at"), [("tcp", "tcp"), ("redis", "tcp"), ("redis", "redis")])
 def test_another_machine_takes_the_place_at_once_and_the_run_ends_as_if_nothing_had_been(
-    queues: str, at: str, machines: list[Workspace], server: RedisServer
+    queues: str, at: str, machines: list[Workspace], redis: RedisServer
 ) -> None:
     """The lease has not ended by then. The worker that stays is in the middle of an action."""
     desk, lab, clinic = machines
-    urls = {"tcp": "tcp://0.0.0.0:0", "redis": f"redis://127.1:{server.port}/0"}
+    urls = {"tcp": "tcp://0.0.0.0:0", "redis": f"redis://127.1:{redis.port}/0"}
     shared = f"run.dir={desk.folder / 'runs'}"  # where the snapshots are
     sets = (*SETS, "--set", f"queues.url={urls[queues]}", "--set", shared)
     wanted = json.loads(desk.command("train", "--json", *SETS, "--set", "run.dir=plain").stdout)["weights_sha256"]

@@ -1,7 +1,6 @@
 """Whole runs whose queues over Redis are sealed: the same weights, also when a worker dies or the server forgets."""
 
 import shutil
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -16,12 +15,6 @@ STEPS = 12
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as server:
-        yield server
-
-
-@pytest.fixture
 def plan(tmp_path: Path) -> Path:
     return plan_in(tmp_path)
 
@@ -31,13 +24,13 @@ def elsewhere(endpoint: str) -> str:
     return f"redis://127.1:{endpoint.rpartition(':')[2]}/0"
 
 
-def at(server: RedisServer) -> str:
-    return elsewhere(server.url.removesuffix("/0"))
+def at(redis: RedisServer) -> str:
+    return elsewhere(redis.url.removesuffix("/0"))
 
 
-def headers(server: RedisServer) -> list[bytes]:
-    """What the messages of the run begin with that lie at the server now."""
-    with closing(server.client()) as client:
+def headers(redis: RedisServer) -> list[bytes]:
+    """First bytes of the run's messages that lie at the server now."""
+    with closing(redis.client()) as client:
         assert client.get("stageline:{tiny}:layout") in (None, b"2 sealed")
         streams = [client.xrange(f"stageline:{{tiny}}:{name}") for name in ("forward-1", "backward-0")]
     return [fields[b"h"][:4] for entries in streams for _, fields in entries]
@@ -45,16 +38,16 @@ def headers(server: RedisServer) -> list[bytes]:
 
 @pytest.mark.slow
 def test_a_worker_that_is_replaced_seals_the_same_messages_anew(
-    fork_server: ForkServer, server: RedisServer, plan: Path, tmp_path: Path
+    fork_server: ForkServer, redis: RedisServer, plan: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "taps"
     folder.mkdir()
-    with ByteTap(f"tcp://127.0.0.1:{server.port}", folder) as tap:
+    with ByteTap(f"tcp://127.0.0.1:{redis.port}", folder) as tap:
         going = WholeRun(
             fork_server, plan, f"queues.url={elsewhere(tap.endpoint)}", f"run.steps={STEPS}", kills=[("worker-0", 33)]
         )
         going.until_checkpoint(4)
-        assert set(headers(server)) <= {b"SLSE"}
+        assert set(headers(redis)) <= {b"SLSE"}
         assert going.digest() == expected(STEPS)
         assert going.end()["facts"]["restarts"] == 1
     seen = b"".join(recorded(folder))
@@ -64,11 +57,11 @@ def test_a_worker_that_is_replaced_seals_the_same_messages_anew(
 
 @pytest.mark.slow
 def test_a_server_that_is_emptied_gets_everything_again(
-    fork_server: ForkServer, server: RedisServer, plan: Path
+    fork_server: ForkServer, redis: RedisServer, plan: Path
 ) -> None:
-    going = WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}")
+    going = WholeRun(fork_server, plan, f"queues.url={at(redis)}", f"run.steps={STEPS}")
     going.until_checkpoint(4)
-    with closing(server.client()) as client:
+    with closing(redis.client()) as client:
         client.flushall()
     assert going.digest() == expected(STEPS)
     assert going.end()["facts"]["restarts"] == 0
@@ -76,45 +69,45 @@ def test_a_server_that_is_emptied_gets_everything_again(
 
 @pytest.mark.slow
 def test_a_run_whose_messages_are_padded_has_the_same_weights(
-    fork_server: ForkServer, server: RedisServer, plan: Path
+    fork_server: ForkServer, redis: RedisServer, plan: Path
 ) -> None:
-    sets = f"queues.url={at(server)}", "queues.padding=padme", f"run.steps={STEPS}"
+    sets = f"queues.url={at(redis)}", "queues.padding=padme", f"run.steps={STEPS}"
     assert WholeRun(fork_server, plan, *sets).digest() == expected(STEPS)
 
 
 @pytest.mark.slow
 def test_a_run_that_is_resumed_as_a_whole_takes_nothing_of_before(
-    fork_server: ForkServer, server: RedisServer, plan: Path
+    fork_server: ForkServer, redis: RedisServer, plan: Path
 ) -> None:
-    sets = f"queues.url={at(server)}", f"run.steps={STEPS}", "recovery.restarts=0"
+    sets = f"queues.url={at(redis)}", f"run.steps={STEPS}", "recovery.restarts=0"
     going = WholeRun(fork_server, plan, *sets, kills=[("worker-1", 33)])
     assert going.end()["code"] != 0
-    assert set(headers(server)) == {b"SLSE"}
+    assert set(headers(redis)) == {b"SLSE"}
     resumed = WholeRun(fork_server, plan, *sets[:2], resume=True)
     assert resumed.digest() == expected(STEPS)
 
 
 @pytest.mark.slow
 def test_a_server_that_is_started_again_without_its_volume_gets_everything_again(
-    fork_server: ForkServer, server: RedisServer, plan: Path
+    fork_server: ForkServer, redis: RedisServer, plan: Path
 ) -> None:
-    going = WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}", kills=[("worker-1", 40)])
+    going = WholeRun(fork_server, plan, f"queues.url={at(redis)}", f"run.steps={STEPS}", kills=[("worker-1", 40)])
     going.until_checkpoint(4)
-    server.kill()
-    server.start(appendonly="no", appendfilename="other.aof")
+    redis.kill()
+    redis.start(appendonly="no", appendfilename="other.aof")
     assert going.digest() == expected(STEPS)
     assert going.end()["facts"]["restarts"] == 1
 
 
 @pytest.mark.slow
 def test_a_run_of_a_name_that_was_used_before_takes_nothing_of_that_one(
-    fork_server: ForkServer, server: RedisServer, plan: Path, tmp_path: Path
+    fork_server: ForkServer, redis: RedisServer, plan: Path, tmp_path: Path
 ) -> None:
     """The first left its messages with the server, and its folder is gone, and with it the broker's records."""
-    going = WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}")
+    going = WholeRun(fork_server, plan, f"queues.url={at(redis)}", f"run.steps={STEPS}")
     going.until_checkpoint(4)
     going.stop(at_step_end=False)
     going.end()
-    assert set(headers(server)) == {b"SLSE"}
+    assert set(headers(redis)) == {b"SLSE"}
     shutil.rmtree(tmp_path / "runs")
-    assert WholeRun(fork_server, plan, f"queues.url={at(server)}", f"run.steps={STEPS}").digest() == expected(STEPS)
+    assert WholeRun(fork_server, plan, f"queues.url={at(redis)}", f"run.steps={STEPS}").digest() == expected(STEPS)

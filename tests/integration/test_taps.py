@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def files(run: Path) -> dict[str, bytes]:
-    """What was tapped in a run, byte for byte; drafts too."""
+    """Tapped files of a run, byte for byte; drafts too."""
     return {str(path.relative_to(run)): path.read_bytes() for path in (run / "taps").rglob("*") if path.is_file()}
 
 
@@ -278,13 +278,13 @@ def test_a_run_is_resumed_with_other_taps_as_a_run_of_its_own(workspace: Workspa
 
 
 SLOW_DISK = """
-from stageline.workers.extras.recording import tap_writer
+from stageline.workers.extras.recording import taps
 
-def _slowly(path, tensors, plain=tap_writer.publish_tensors):
+def _slowly(path, tensors, plain=taps.publish_tensors):
     sleep(0.05)
     plain(path, tensors)
 
-tap_writer.publish_tensors = _slowly
+taps.publish_tensors = _slowly
 """
 
 

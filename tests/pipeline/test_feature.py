@@ -1,6 +1,7 @@
 """Hooks are composed in a declared order, cost nothing where they do nothing, and name themselves where they fail."""
 
 from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -80,6 +81,14 @@ def test_the_first_feature_of_a_list_is_the_outermost() -> None:
 
 def test_a_kind_that_no_feature_wraps_is_computed_by_the_stage_itself() -> None:
     assert compose([NamedFeature("a"), NamedFeature("b")], 0, "B", computed) is computed
+
+
+def test_a_feature_that_only_trains_is_left_out_of_evaluations() -> None:
+    training, always = NamedFeature("training"), NamedFeature("always")
+    training.only_trains = True
+    compute = compose([always, training], 0, "F", computed)
+    found = [compute(SimpleNamespace(evaluates=evaluates), ["x"]) for evaluates in (False, True)]
+    assert found == [["always", ["training", ["x"], "training"], "always"], ["always", ["x"], "always"]]
 
 
 def test_features_keep_their_order_unless_they_declare_another() -> None:

@@ -33,6 +33,7 @@ class SlowRun:
         credit: Seconds for which the first stage waits for credit before each forward.
         room: Seconds for which the first stage waits for room after the first forward of each fourth step.
         script: Seconds for which all wait for the script before each step.
+        offload: Seconds of each backward in which activations come from files.
         noise: Spread of all times, in parts.
         changes: Stage, step and factor: from that step on, the stage takes so many times as long.
         ahead: Seconds by which the clock of each worker is behind the broker's.
@@ -49,6 +50,7 @@ class SlowRun:
     credit: float = 0.0
     room: float = 0.0
     script: float = 0.0
+    offload: float = 0.0
     every: int = 20
     noise: float = 0.05
     changes: tuple[int, int, float] | None = None
@@ -117,7 +119,10 @@ class _Simulation:
         data = self._noisy(run.data) if self._draws(stage, forward, action.microbatch) else 0.0
         if data > LEAST:
             entries.append(self._shifted(worker, TimedWait(WaitCause.DATA, None, start, start + data)))
-        end = start + data + self._noisy(self._seconds(action, step))
+        held = self._noisy(run.offload) if run.offload and action.kind == Kind.BACKWARD else 0.0
+        if held > LEAST:
+            entries.append(self._shifted(worker, TimedWait(WaitCause.OFFLOAD, None, start, start + held)))
+        end = start + data + held + self._noisy(self._seconds(action, step))
         behind = run.ahead.get(worker, 0.0)
         entries.append((action, start - behind, end - behind))
         if forward and stage == 0 and action.microbatch == 0 and step % 4 == 0:

@@ -123,9 +123,10 @@ class CheckpointSource:
         if is_saved(self.folder):
             raise NoCheckpoint(f"{self.folder} is one saved checkpoint: leave out --best (in Python: best=True)")
         if not self.plan.keeps_best:
-            keeps = 'line.fit(..., best="best")' if self.plan.scripted else "evaluation.keep_best = true"
+            of_script, of_plan = ("script", 'line.fit(..., best="best")'), ("plan", "evaluation.keep_best = true")
+            what, keeps = of_script if self.plan.scripted else of_plan
             raise NoCheckpoint(
-                f"the {'script' if self.plan.scripted else 'plan'} of {self.folder} keeps no best checkpoint: {keeps} "
+                f"the {what} of {self.folder} keeps no best checkpoint: {keeps} "
                 "does. Name a step with --step (in Python: step=)"
             )
         best = self.best

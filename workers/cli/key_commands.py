@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from stageline.broker.errors import NotEnrolled
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.join_line import split_key
-from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.addresses import masked
 from stageline.pipeline.errors import ExitCode
@@ -24,7 +24,7 @@ from .broker_address import address, given
 from .help import Command, codes
 from .output import CommandFailed, answer, say
 
-Give = Callable[[str | None, KeyOrder], tuple[str, Facts]]  # gives an order to a run's broker
+Change = Callable[[str | None, KeyChange], tuple[str, Facts]]  # has a run's broker change its keys
 _PATIENCE = 20.0  # seconds for each broker to be there
 
 
@@ -89,7 +89,7 @@ def rotate(path: Path, brokers: Sequence[str], as_json: bool) -> None:
 def _demand_other(url: str, former: KeyPair) -> str:
     """Return the address. Raises `CommandFailed` if the broker there is known by the key itself, or by none."""
     demand_key(url, insecure=False)
-    if split_key(url)[1] == former.public:
+    if _knows(url, former):
         raise CommandFailed(
             f"the broker at {masked(url)} is known by this key, and cannot take another while it runs: leave out "
             "--broker, and follow what is printed",
@@ -121,11 +121,16 @@ def _to_do(path: Path, former: KeyPair, following: KeyPair, *, confirmed: bool) 
     yield f"when nothing knows the key of before any more: rm {kept}"
 
 
+def _knows(url: str, pair: KeyPair) -> bool:
+    """Return True if the broker at `url` is known by the key of `pair`."""
+    return split_key(url)[1] == pair.public
+
+
 def _served_with(former: KeyPair) -> Iterator[Path]:
     """Yield the runs in ./runs that have a broker with this key."""
     for run in runs.all_in(options.RUNS):
         url = runs.read_broker_url(run)
-        if url is not None and split_key(url)[1] == former.public:
+        if url is not None and _knows(url, former):
             yield run
 
 
@@ -169,8 +174,8 @@ def acl(config: str, sets: tuple[str, ...], run: str | None) -> None:
             say(line)
 
 
-def reload_with(give: Give) -> click.Command:
-    """Return the command, which gives its order by `give`."""
+def reload_with(change: Change) -> click.Command:
+    """Return the command, which asks for its change by `change`."""
 
     @click.command(
         "reload",
@@ -188,7 +193,7 @@ def reload_with(give: Give) -> click.Command:
         started again with the new one. WHERE is a run's folder, or a plan, whose newest run is meant. Default: the
         newest run in ./runs. For the user who runs the broker, on its machine.
         """
-        _, told = give(where, KeyOrder("reload"))
+        _, told = change(where, KeyChange("reload"))
         changed = {name: told[name] for name in ("run", "parties", "changes")} | {"revoked": told["revoked_with"]}
         answer({"schema": "keys-reload/1", **changed}, as_json, lambda: _tell(changed))
 

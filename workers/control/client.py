@@ -8,6 +8,7 @@ from time import monotonic, time
 from typing import Any
 
 from stageline.broker.control.channel import ClientChannel
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     Answer,
     Ask,
@@ -15,6 +16,7 @@ from stageline.broker.control.messages import (
     Exited,
     FromBroker,
     Refused,
+    Request,
     StopRun,
     ToBroker,
 )
@@ -23,7 +25,7 @@ from stageline.broker.control.protocol import Sealer, decode_from_broker
 from stageline.broker.control.records import LONGEST_NAME
 from stageline.broker.errors import AddressUnusable, BadMessage
 from stageline.broker.keys.admission import KeyRefusal
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.pairs import KeyPair
 from stageline.broker.transports.base import open_client
 from stageline.pipeline.addresses import masked
@@ -147,18 +149,18 @@ class Client(AbstractContextManager["Client"]):
         """
         return self._answer_to(Ask(what, of), what, timeout)
 
-    def order(self, order: KeyOrder, timeout: float = 3.0) -> dict[str, Any]:
-        """Have the broker carry out an order about its keys; return the facts of its answer, as `ask` does.
+    def change_keys(self, wanted: KeyChange, timeout: float = 3.0) -> dict[str, Any]:
+        """Have the broker change its keys; return the facts of its answer, as `ask` does.
 
         Args:
-            order: The order.
-            timeout: Seconds to wait for the answer. The order is sent again after a lost connection.
+            wanted: The change.
+            timeout: Seconds to wait for the answer. The request is sent again after a lost connection.
 
         Raises:
             BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
             ValueError: The broker does not carry it out.
         """
-        return self._answer_to(order, "keys", timeout)
+        return self._answer_to(wanted, "keys", timeout)
 
     def stop_run(self, reason: str, *, at_step_end: bool = False) -> None:
         """Interrupt the run.
@@ -203,6 +205,22 @@ class Client(AbstractContextManager["Client"]):
         self._forget_answers()
         return self._await_answer(Ask("status"), "pause", timeout, request)
 
+    def request_leave(self, request: LeaveWorker, timeout: float = 3.0) -> dict[str, Any]:
+        """Have a worker leave the run, and return the facts of the answer.
+
+        The run's secret is not needed if the key of this process may stop the run.
+
+        Args:
+            request: The request. The broker puts the name of a key in the place of its `by`.
+            timeout: Seconds to wait for the broker. The request is sent again after a lost connection.
+
+        Raises:
+            BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
+            RequestRefused: The broker refuses.
+        """
+        self._forget_answers()
+        return self._await_answer(Ask("status"), "leave", timeout, request)
+
     def dismiss(self) -> None:
         """Tell the broker that it may exit: the run is over, and no more queries will come."""
         self._send(StopRun("the run is over", over=True))
@@ -231,7 +249,7 @@ class Client(AbstractContextManager["Client"]):
         """
         self._send(Exited(index, pid, status, result, detail))
 
-    def _answer_to(self, message: Ask | KeyOrder, schema: str, timeout: float) -> dict[str, Any]:
+    def _answer_to(self, message: Ask | KeyChange, schema: str, timeout: float) -> dict[str, Any]:
         """Return the facts of the answer to `message`, whose schema begins with `schema`."""
         self._forget_answers()
         return self._await_answer(message, schema, timeout)
@@ -242,7 +260,7 @@ class Client(AbstractContextManager["Client"]):
             continue
 
     def _await_answer(
-        self, message: Ask | KeyOrder, schema: str, timeout: float, request: StopRun | PauseRun | None = None
+        self, message: Ask | KeyChange, schema: str, timeout: float, request: Request | None = None
     ) -> dict[str, Any]:
         """Send `request`, then `message`; return the facts of the answer. A refusal of the request counts, too."""
         self._put(request, message)
@@ -263,7 +281,7 @@ class Client(AbstractContextManager["Client"]):
             f"broker? Name another with --broker."
         )
 
-    def _put(self, request: StopRun | PauseRun | None, message: Ask | KeyOrder) -> None:
+    def _put(self, request: Request | None, message: Ask | KeyChange) -> None:
         """Send a request, sealed or not, and the message that brings its answer."""
         if request is not None:
             self._channel.send(self._sealer.sealed(request, self._secret()))

@@ -8,10 +8,10 @@ Times are monotonic, in seconds.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from time import time
 
 import msgspec
 
+from stageline.broker.control.leaves import Leaving
 from stageline.broker.control.messages import (
     MOST_DIGESTS,
     MOST_ROUNDS,
@@ -29,6 +29,7 @@ from stageline.broker.control.messages import (
 from stageline.broker.control.protocol import is_full
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord
 from stageline.broker.ledger.ledger import MicrobatchState
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Instruction, Per
 from stageline.pipeline.schedule import Kind
 from stageline.workers.runtime.progress import Progress
@@ -63,9 +64,10 @@ class Reporter:
         progress: Progress,
         incarnation: int,
         steps: int | None,
-        clock: Callable[[], float] = time,
+        clock: Callable[[], float] = STEADY.time,
         where: Callable[[int], str] = lambda stage: "",
         memory: Callable[[], int] = int,
+        leaving: Callable[[], Leaving | None] = lambda: None,
     ) -> None:
         """Start with nothing sent.
 
@@ -76,9 +78,11 @@ class Reporter:
             clock: Returns the seconds since the epoch.
             where: Returns a stage's place in the model, such as "layer 3" or "the loss".
             memory: Returns the bytes of memory that the process takes; 0 if it does not know.
+            leaving: Returns the worker's notice that it leaves; None if it stays.
         """
         self.progress = progress
         self._memory = memory
+        self._leaving = leaving
         self._broker_clock = BrokerClock()
         self._where = where
         self.incarnation = incarnation
@@ -103,7 +107,8 @@ class Reporter:
         While sent records are unconfirmed and younger than REPEATED seconds, returns a heartbeat instead.
         """
         progress = self.progress
-        if (self._records or self._snapshots or self._rounds or self._digests) and now - self._sent < REPEATED:
+        unconfirmed = self._records or self._snapshots or self._rounds or self._digests
+        if unconfirmed and now - self._sent < REPEATED:
             return self.heartbeat(now)
         while progress.reportable:  # first: the steps, rounds and digests that they come after are there by now
             self._snapshots.append(progress.snapshots.popleft())
@@ -198,6 +203,7 @@ class Reporter:
             orders=len(orders),
             closed=closed,
             held=progress.held.known,
+            leaving=self._leaving(),
             stage_bytes=[(stage, *taken) for stage, taken in list(progress.stage_bytes.items())],
             digests=list(self._digests) if must_arrive else [],
             memory=self._memory(),

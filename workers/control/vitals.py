@@ -1,9 +1,11 @@
-"""Memory of a worker's process, and the offset of the broker's clock, for its reports.
+"""Memory of a worker's process, and the offset of the broker's clock.
 
     worker  ──report, sent at a──>  broker          offset = t - (a + b) / 2, wrong by at most (b - a) / 2
             <──confirmed at t─────  received at b   of the last answers, the one with the shortest way counts
 
-So NTP filters its samples (RFC 5905, section 10): a message that waited somewhere says little.
+So NTP filters its samples (RFC 5905, section 10): a message that waited somewhere says little. An answer that
+contradicts the best one, since it can be true of no offset within the bounds of both, tells that a clock was set, or
+that another broker answers: the answers before it are forgotten.
 """
 
 from collections import OrderedDict, deque
@@ -12,7 +14,7 @@ from time import monotonic
 
 import psutil
 
-SAMPLES = 64  # newest answers of which the best one counts: a clock that is set is noticed after so many
+SAMPLES = 64  # newest answers of which the best one counts
 UNANSWERED = 16  # newest reports whose answer is awaited
 LOOK = 1.0  # seconds between two looks at the memory
 
@@ -41,7 +43,13 @@ class BrokerClock:
         """
         sent = self._sent.pop(number, None)
         if sent is not None and at and now >= sent:
-            self._samples.append(((now - sent) / 2, at - (sent + now) / 2))
+            self._learn((now - sent) / 2, at - (sent + now) / 2)
+
+    def _learn(self, uncertain: float, ahead: float) -> None:
+        known = self.offset
+        if known is not None and abs(ahead - known[0]) > uncertain + known[1]:
+            self._samples.clear()
+        self._samples.append((uncertain, ahead))
 
     @property
     def offset(self) -> tuple[float, float] | None:

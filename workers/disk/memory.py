@@ -27,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 
 import torch
 
@@ -86,16 +86,24 @@ def give_back_memory() -> None:
 class ScratchFiles(AbstractContextManager["ScratchFiles"]):
     """Scratch files for data that leave memory for a while, written and read by two threads."""
 
-    def __init__(self, folder: Path, note: Note, room: Callable[[BackgroundWriter], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        note: Note,
+        room: Callable[[BackgroundWriter], None],
+        waited: Callable[[float], object] = lambda seconds: None,
+    ) -> None:
         """Start the threads.
 
         Args:
             folder: Folder of the files, made at the first write.
             note: Called with faults that may pass.
             room: Waits until the writer's backlog has room; raises `WriteFailed` if it stays full.
+            waited: Called with the seconds of each wait for bytes that are read back.
         """
         self._folder = folder
         self._room = room
+        self._waited = waited
         self._writer = BackgroundWriter("offload", BACKLOG, note=note)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="fetch")
         self._file = _File(folder)
@@ -110,7 +118,7 @@ class ScratchFiles(AbstractContextManager["ScratchFiles"]):
         self._room(self._writer)
         if self._file.size >= _FILE:
             self._file = _File(self._folder)
-        parcel = FileParcel(data, self._file, self._reader)
+        parcel = FileParcel(data, self._file, self._reader, self._waited)
         what = f"write activations to {self._folder}"
         self._writer.submit(parcel.write, None, data.numel(), what=what)
         return parcel
@@ -119,8 +127,18 @@ class ScratchFiles(AbstractContextManager["ScratchFiles"]):
 class FileParcel:
     """Bytes, uint8 [n], in memory until they are written, then in a file."""
 
-    def __init__(self, data: torch.Tensor, file: "_File", reader: ThreadPoolExecutor) -> None:
-        """Reserve room for `data`, uint8 [n], in `file`; `reader` reads it back."""
+    def __init__(
+        self, data: torch.Tensor, file: "_File", reader: ThreadPoolExecutor, waited: Callable[[float], object]
+    ) -> None:
+        """Reserve room for `data`, uint8 [n], in `file`.
+
+        Args:
+            data: Bytes.
+            file: File.
+            reader: Thread that reads them back.
+            waited: Called with the seconds of a wait for them.
+        """
+        self._waited = waited
         self._data: torch.Tensor | None = data
         self._size = data.numel()
         self._file, self._offset = file, file.take(self._size)
@@ -144,7 +162,13 @@ class FileParcel:
         if (data := self._data) is not None:
             return data
         coming, self._coming = self._coming, None
-        return self._read() if coming is None else coming.result()
+        if coming is not None and coming.done():  # most are: no look at the clock
+            return coming.result()
+        began = perf_counter()
+        try:
+            return self._read() if coming is None else coming.result()
+        finally:
+            self._waited(perf_counter() - began)
 
     def _read(self) -> torch.Tensor:
         data = torch.empty(self._size, dtype=torch.uint8)

@@ -27,6 +27,7 @@ CAUSES = {  # of a stretch without an action: its sign, and what it says
     "wire": ("~", "messages on their way"),
     "data": ("d", "data"),
     "disk": ("s", "disk"),
+    "offload": ("f", "activations in files"),
     "script": ("$", "the script"),
     "evaluation": ("e", "evaluation"),
     "switching": ("o", "the order of the schedule"),

@@ -31,7 +31,7 @@ OWN = "own"  # the name of the key that this user's processes are known by, unle
 VARIABLE = "STAGELINE_KEY_FILE"
 NAMES = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
-_PREFIX = f"{VERSION}-secret."
+_BEGINNING = f"{VERSION}-secret."
 _LONGEST = 4096  # bytes of a key file
 _MINE = 0o600
 
@@ -94,10 +94,12 @@ def stored_key(path: Path) -> KeyPair | LockedKey:
         except BadLockedKey as error:
             raise KeyUnusable(f"the encrypted key file {shown} {error}. Copy it again, or make a new key") from error
     secret = None
-    if len(words) == 1 and words[0].startswith(_PREFIX):
-        secret = decoded(words[0].removeprefix(_PREFIX), SECRET_BYTES)
+    if len(words) == 1 and words[0].startswith(_BEGINNING):
+        secret = decoded(words[0].removeprefix(_BEGINNING), SECRET_BYTES)
     if secret is None:
-        raise KeyUnusable(f"{shown} is no key file: expected one line that begins with {_PREFIX}, and comments with #")
+        raise KeyUnusable(
+            f"{shown} is no key file: expected one line that begins with {_BEGINNING}, and comments with #"
+        )
     return KeyPair.of_secret(secret)
 
 
@@ -120,7 +122,7 @@ def new_pair(path: Path, passphrase: bytes | None = None) -> KeyPair:
         path.parent.mkdir(mode=0o700, exist_ok=True)
     demand_folder(path, "key file")
     pair = KeyPair.generate()
-    kind, word = "Secret", f"{_PREFIX}{encoded(pair.secret)}"
+    kind, word = "Secret", f"{_BEGINNING}{encoded(pair.secret)}"
     if passphrase is not None:
         kind, word = "Encrypted secret", LockedKey.lock(pair, passphrase).text
     text = f"# {kind} key of stageline. Its public key is {pair.public.text}\n{word}\n"

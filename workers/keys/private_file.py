@@ -57,19 +57,21 @@ def _demand_private(found: os.stat_result, shown: str, kind: str) -> None:
             f"the {kind} {shown} belongs to user {found.st_uid}, not to user {os.geteuid()}, who reads it. "
             f"Run: sudo chown {os.geteuid()} {shown}"
         )
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o077:
+    permissions = stat.S_IMODE(found.st_mode)
+    if permissions & 0o077:
         raise KeyUnusable(
-            f"the {kind} {shown} has mode {mode:04o}, so others may read it; expected 0600. Run: chmod 600 {shown}"
+            f"the {kind} {shown} has mode {permissions:04o}, so others may read it; expected 0600. "
+            f"Run: chmod 600 {shown}"
         )
 
 
 def demand_folder(path: Path, kind: str) -> None:
     """Raise `KeyUnusable` if others may replace files in the folder of `path`, wherever a link leads."""
     folder = path.resolve().parent
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & 0o022 and not mode & stat.S_ISVTX:
+    permissions = stat.S_IMODE(folder.stat().st_mode)
+    if permissions & 0o022 and not permissions & stat.S_ISVTX:
         shown = shlex.quote(str(folder))
         raise KeyUnusable(
-            f"the folder {shown} of a {kind} has mode {mode:04o}, so others may replace it. Run: chmod go-w {shown}"
+            f"the folder {shown} of a {kind} has mode {permissions:04o}, so others may replace it. "
+            f"Run: chmod go-w {shown}"
         )

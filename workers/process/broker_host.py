@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Event
-from time import monotonic, time
+from time import monotonic
 
 import structlog
 
@@ -19,6 +19,7 @@ from stageline.broker.coordinator.state import Life
 from stageline.broker.errors import BadMessage
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.process.signals import Signals
+from stageline.pipeline.process.steady_clock import STEADY, SteadyClock
 from stageline.pipeline.retry import TRIED, reason_of
 from stageline.workers.control.questions import Questions
 from stageline.workers.disk.atomic_file import persist_json
@@ -28,6 +29,7 @@ from stageline.workers.runs.folder import result_of
 log = structlog.get_logger()
 MOST, LARGEST = 100, 2**16  # messages that are kept, and bytes of one
 STOPPING = 2.0  # seconds that the records are waited for once the run is to stop
+_SET = 0.5  # seconds by which the system's clock is set at least, for people to be told
 log = structlog.get_logger()
 
 
@@ -35,7 +37,14 @@ class BrokerHost:
     """Host of a coordinator, asked in every turn of the broker."""
 
     def __init__(
-        self, core: Coordinator, plan: Plan, folder: Path, orphaned: Event, signals: Signals, questions: Questions
+        self,
+        core: Coordinator,
+        plan: Plan,
+        folder: Path,
+        orphaned: Event,
+        signals: Signals,
+        questions: Questions,
+        clock: SteadyClock = STEADY,
     ) -> None:
         """Host `core`.
 
@@ -46,6 +55,7 @@ class BrokerHost:
             orphaned: Set once the process that started this one is gone.
             signals: Counter of the process's signals.
             questions: Questions of this process's other threads.
+            clock: Clock of the run.
         """
         self._core = core
         self._plan = plan
@@ -55,6 +65,7 @@ class BrokerHost:
         self._questions = questions
         self._started = self._observed = monotonic()
         self._over = core.run.outcome is not None
+        self._clock, self._behind = clock, clock.behind()
 
     def should_exit(self) -> bool:
         """Return True if the broker is to exit at once; called in every turn.
@@ -62,20 +73,30 @@ class BrokerHost:
         After a first signal the run is stopped; workers learn of it with their next report. A run that is over does not
         keep the broker running after a signal.
         """
+        now = self._clock.time()
         if self._signals.count and self._core.run.lifecycle.state is not Life.DISMISSED:
-            self._core.handle(b"", StopRun("the broker was interrupted"), time())
+            self._core.handle(b"", StopRun("the broker was interrupted"), now)
         if not self._over and self._core.run.outcome is not None:
             self._over = True
             self._observed = 0.0  # the end is to be found in the records at once
             self._keep_result()
         if monotonic() - self._observed >= EVERY:
             self._observed = monotonic()
-            self._core.keep_observation(time())
-        self._questions.answer(self._core, time())
+            behind = self._clock.behind()
+            self._core.keep_observation(now, behind)
+            self._tell_set(behind)
+        self._questions.answer(self._core, now)
         return self._signals.count > 1 or self._orphaned.is_set()
 
+    def _tell_set(self, behind: float) -> None:
+        """Log that the system's clock was set, once for each time."""
+        if abs(change := behind - self._behind) >= _SET:
+            self._behind = behind
+            way = "forward" if change > 0 else "back"
+            log.warning(f"the clock of this machine was set {way} by {abs(change):.1f} s: the run keeps to its own")
+
     def _keep_result(self) -> None:
-        for _, answer in self._core.handle(b"", Ask("status"), time()):
+        for _, answer in self._core.handle(b"", Ask("status"), self._clock.time()):
             if isinstance(answer, Answer) and answer.facts["weights_sha256"] and answer.facts["training_steps"]:
                 run, seconds = self._core.run.id, monotonic() - self._started
                 result, file = (
@@ -158,7 +179,7 @@ class StoreWait:
         match message:
             case Ask() as ask if sender not in self._asked and len(self._asked) < QUESTIONS:
                 self._asked.add(sender)
-                recipient, answer = core.answer(sender, ask, time())
+                recipient, answer = core.answer(sender, ask, STEADY.time())
                 self._channel.send([(recipient, encode(answer))])
             case Failed() | Goodbye() if len(self._kept) < MOST and len(frame) <= LARGEST:
                 if core.is_proven(message.incarnation, seal):

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
-from time import monotonic, thread_time, time
+from time import monotonic, thread_time
 
 import structlog
 
@@ -28,7 +28,7 @@ from stageline.broker.coordinator.place_keys import shut_out
 from stageline.broker.coordinator.run import RunConfig, RunOutcome, RunPhase, run_of
 from stageline.broker.coordinator.state import Life, RunState
 from stageline.broker.errors import BadMessage, BrokerError, ForeignMessage
-from stageline.broker.keys.orders import KeyOrderFailed
+from stageline.broker.keys.changes import KeyChangeFailed
 from stageline.broker.keys.parties import Parties, parties_of
 from stageline.broker.rate_limit import RateLimit
 from stageline.broker.transports.base import backend_of, open_server
@@ -37,6 +37,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.plan import Plan, PlanRefused
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.pipeline.process.signals import Signals
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.schedule import Schedule
 from stageline.workers.control.questions import Questions
 from stageline.workers.disk.atomic_file import keep_trying, persist_json
@@ -131,7 +132,7 @@ def run_broker(
         persist_json(folder / runs.PLAN, plan.as_mapping())
         opened = entrance.open(store, run, supervised=supervised, parties=parties_of(plan))
         terms = replace(terms, earlier=earlier_run(plan, run), access=opened.access)
-        core = Coordinator(terms, store, run, time(), thread_time)
+        core = Coordinator(terms, store, run, STEADY.time(), thread_time)
         wait.serve(core, gate := opened.gate(core, partial(_listed, place.reread, plan)))
         if not supervised:
             write_owner(folder, plan, "broker")
@@ -144,7 +145,7 @@ def run_broker(
             note = KeyLog(folder).note
             serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over, gate=gate, note=note)
             _clear_queues(core.run, plan.queues.url)
-            core.keep_observation(time())
+            core.keep_observation(STEADY.time())
         except StoreUnusable as error:
             if not supervised:
                 record_end(folder, error.exit_code, str(error))
@@ -155,16 +156,16 @@ def run_broker(
 
 
 def _listed(reread: Callable[[], Plan] | None, plan: Plan) -> Parties:
-    """Return the parties of a plan as its file has them now. Raises `KeyOrderFailed`."""
+    """Return the parties of a plan as its file has them now. Raises `KeyChangeFailed`."""
     if reread is None:
-        raise KeyOrderFailed(
+        raise KeyChangeFailed(
             "this broker has no plan file to read again: `stageline broker` with a plan is one that has. Start the run "
             "again with other parties"
         )
     try:
         return parties_of(reread().with_stages(plan.model.stages or len(plan.workers)))
     except PlanRefused as error:
-        raise KeyOrderFailed(str(error)) from error
+        raise KeyChangeFailed(str(error)) from error
 
 
 def serve_channel(
@@ -191,7 +192,7 @@ def serve_channel(
     Raises:
         StoreUnusable: The records cannot be reached or written.
     """
-    clock, departure = _wall_clock(), _Departure(coordinator, linger)
+    clock, departure = STEADY.time, _Departure(coordinator, linger)
     answers, gate = RateLimit(ANSWERED), gate or OpenGate()
     while not (stop() or departure.is_due()):
         received = channel.receive(TURN)
@@ -206,15 +207,6 @@ def serve_channel(
             sends = shut_out(coordinator.run, found.revoked.__contains__, clock())
             channel.send(coordinator.envelopes(sends, clock()))
             channel.readmit()
-
-
-def _wall_clock() -> Callable[[], float]:
-    """Return a clock that gives seconds since the epoch and is never set back.
-
-    The epoch time is read once; from then on a monotonic clock is added to it.
-    """
-    offset = time() - monotonic()
-    return lambda: monotonic() + offset
 
 
 def _turn(

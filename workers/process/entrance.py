@@ -28,6 +28,7 @@ from stageline.broker.keys.parties import Parties
 from stageline.broker.keys.register import Invitation, KeyRecord, KeyRegister, Right
 from stageline.pipeline.addresses import masked, needs_keys
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.retry import reason_of
 from stageline.workers.keys.keyring import own_address, own_join_line, own_pair
 
@@ -132,11 +133,11 @@ class Entrance:
         register = KeyRegister(KeyRecord() if found is None else msgspec.convert(found, KeyRecord))
         own, serial = self.own, register.record.standing
         register.drop(lambda each: each.key != invitation_key(own, run, each.serial).text)  # of a former key
-        register.list_parties(parties, time())
+        register.list_parties(parties, STEADY.time())
         if parties:
             register.drop(lambda each: Right.WORK in each.rights)
         else:
-            ends = None if supervised else time() + INVITED
+            ends = None if supervised else STEADY.time() + INVITED
             register.invite(Invitation(invitation_key(own, run, serial).text, ends, serial=serial))
         store.put(KEYS, msgspec.to_builtins(register.record))
         self.door.begin(register)
@@ -164,7 +165,7 @@ class OpenEntrance:
 
         Args:
             core: The coordinator.
-            listed: Reads the parties of the plan again. Raises `KeyOrderFailed`.
+            listed: Reads the parties of the plan again. Raises `KeyChangeFailed`.
         """
         register = self.access.register
         if self.own is None or register is None:

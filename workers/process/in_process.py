@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep, thread_time, time
+from time import monotonic, sleep, thread_time
 
 import torch
 
@@ -23,6 +23,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.features.ties import copies_in
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Program
 from stageline.workers.checkpoint.trained_weights import save_weights
 from stageline.workers.control.joining import Stopped
@@ -104,7 +105,7 @@ class _Local(AbstractContextManager["_Local"]):
         config = RunConfig.of(job.plan, job.schedule, job.length)
         store.begin()  # nothing of an earlier attempt is continued here
         known = run_of(store, config.plan, run, b"", new=True)
-        self._coordinator = Coordinator(config, store, known, time(), thread_time)
+        self._coordinator = Coordinator(config, store, known, STEADY.time(), thread_time)
         self._queues = SharedQueues(job.program, run)
         self._open = ExitStack()
         self._workers = [self._opened(index) for index in range(len(job.plan.workers))]
@@ -128,9 +129,9 @@ class _Local(AbstractContextManager["_Local"]):
                 self._report()
                 if monotonic() >= observed:
                     observed = monotonic() + EVERY
-                    self._coordinator.keep_observation(time())
+                    self._coordinator.keep_observation(STEADY.time())
                 on_status(self.status())
-                self._questions.answer(self._coordinator, time())
+                self._questions.answer(self._coordinator, STEADY.time())
                 if interrupted():
                     raise Stopped("interrupted, nothing saved", ExitCode.INTERRUPTED)
             return worker.finished
@@ -151,7 +152,7 @@ class _Local(AbstractContextManager["_Local"]):
             stages = worker.place.executor.stages
             digests, copies = save_weights(stages, self._folder), copies_in(stages.values())
             finished = Finished(worker.reporter.incarnation, digests, copies)
-            self._coordinator.handle(worker.sender, finished, time())
+            self._coordinator.handle(worker.sender, finished, STEADY.time())
         facts = self.status()
         return LaunchOutcome(int(facts["code"] or 0), str(facts["reason"]), facts)
 
@@ -159,11 +160,11 @@ class _Local(AbstractContextManager["_Local"]):
         """Record how the run ended, for later queries."""
         if outcome.code:
             self._coordinator.run.fail(outcome.reason, outcome.code)
-        self._coordinator.keep_observation(time())
+        self._coordinator.keep_observation(STEADY.time())
 
     def status(self) -> Facts:
         """Return the status of the run, as the broker answers it."""
-        answers = (answer for _, answer in self._coordinator.handle(b"local", Ask("status"), time()))
+        answers = (answer for _, answer in self._coordinator.handle(b"local", Ask("status"), STEADY.time()))
         return next({"schema": each.schema, **each.facts} for each in answers if isinstance(each, Answer))
 
     def _opened(self, index: int) -> _LocalWorker:
@@ -174,7 +175,7 @@ class _Local(AbstractContextManager["_Local"]):
         )
         incarnation = next(
             answer.incarnation
-            for _, answer in self._coordinator.handle(sender, hello, time())
+            for _, answer in self._coordinator.handle(sender, hello, STEADY.time())
             if isinstance(answer, Assigned)
         )
         progress = Progress.of(job.calls, index)
@@ -191,9 +192,9 @@ class _Local(AbstractContextManager["_Local"]):
         for worker in self._workers:
             worker.loop.count_queues()
             report = worker.reporter.report(monotonic())
-            self._coordinator.handle(worker.sender, report, time())
+            self._coordinator.handle(worker.sender, report, STEADY.time())
             worker.reporter.confirmed(report.number)
-        for _, message in self._coordinator.tick(time()):
+        for _, message in self._coordinator.tick(STEADY.time()):
             if isinstance(message, Trim):
                 self._queues.trim(self._job.calls.position(message.step))
 

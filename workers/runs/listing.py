@@ -55,7 +55,9 @@ def ending_of(run: RecordedRun) -> Ending:
             return _running(run)
         case RecordedState.PAUSED:
             paused = run.pauses.pauses[-1]
-            return Ending(f"the run {said(paused, run.now)}", f"have it go on: stageline run resume {run.folder}")
+            return Ending(
+                f"the run {said(paused, run.observed_at)}", f"have it go on: stageline run resume {run.folder}"
+            )
         case RecordedState.KILLED:
             return _killed(run)
         case _:
@@ -94,9 +96,7 @@ def _go_on(run: RecordedRun) -> str:
     recovery = (run.plan or {}).get("recovery", {})
     if _in_memory(run) or not recovery.get("restarts") or not recovery.get("snapshot_every"):
         return f"begin another run, since without snapshots nothing is saved: {_begin(run)}"
-    resumed = f"stageline train CONFIG --resume {run.id}" if run.owner is None else run.owner.resume(run.id)
-    command = f"Line.resume({str(run.folder)!r}, ...) in the script" if run.scripted else resumed
-    return f"go on with: {command}{'' if run.complete else ' (it begins at step 0)'}"
+    return f"go on with: {_commands(run)[1]}{'' if run.complete else ' (it begins at step 0)'}"
 
 
 def _in_memory(run: RecordedRun) -> bool:
@@ -104,9 +104,16 @@ def _in_memory(run: RecordedRun) -> bool:
 
 
 def _begin(run: RecordedRun) -> str:
+    return _commands(run)[0]
+
+
+def _commands(run: RecordedRun) -> tuple[str, str]:
+    """Return how such a run is begun, and how this one is resumed."""
     if run.scripted:
-        return "the script"
-    return "stageline train CONFIG" if run.owner is None else run.owner.begin
+        return "the script", f"Line.resume({str(run.folder)!r}, ...) in the script"
+    if run.owner is None:
+        return "stageline train CONFIG", f"stageline train CONFIG --resume {run.id}"
+    return run.owner.begin, run.owner.resume(run.id)
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -217,7 +224,7 @@ def recorded_answer(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts
 
 
 def _asked(run: RecordedRun, what: str, of: Mapping[str, str]) -> Facts:
-    match answer(_state(run), Ask(what, dict(of)), run.as_of):
+    match answer(_state(run), Ask(what, dict(of)), run.observed_at):
         case Answer(schema, facts):
             return {"schema": schema, **facts}
         case Refused(reason, _):
@@ -230,7 +237,7 @@ def _state(run: RecordedRun) -> RunState:
     except PlanRefused as error:  # it was a plan when it was written
         raise RecordsDamaged(f"{run.folder / PLAN} is damaged: {error}") from error
     config = replace(RunConfig.of(plan, plan.make_schedule()), access=_access(run))
-    state = restored(run.id, config, run.store, run.stored, run.as_of)
+    state = restored(run.id, config, run.store, run.stored, run.observed_at)
     recall(state, run.stored.facts)
     state.learn_end(run.outcome, run.training_steps)
     if (result := run.result) is not None:  # of a finished run it is enough, also if the records were deleted

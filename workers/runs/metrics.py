@@ -279,10 +279,9 @@ class MetricsFile(AbstractContextManager["MetricsFile"]):
         An evaluation that the file has is left out: a worker that begins after its step may evaluate again.
         """
         self.demand_written()
-        if isinstance(line, EvaluationMetrics):
-            if line.step <= self._evaluated:
-                return
-            self._evaluated = line.step
+        if 0 <= line.newest_round <= self._evaluated:
+            return
+        self._evaluated = max(self._evaluated, line.newest_round)
         self._added.append(line)
 
     def demand_written(self) -> None:

@@ -109,11 +109,17 @@ class RecordedRun:
 
     @property
     def as_of(self) -> float:
-        """Time at which the records were last written, in seconds since the epoch."""
+        """Time at which the records were last written, in seconds since the epoch by the system's clock."""
         if observed := self.stored.facts.get(OBSERVED):
-            return float(str(observed["at"]))
+            return float(str(observed["at"])) + float(str(observed.get("behind", 0.0)))
         found = (self.folder / name for name in (runs.RESULT, runs.STORE, runs.PLAN, runs.OWNER))
         return max((file.stat().st_mtime for file in found if file.exists()), default=self.now)
+
+    @property
+    def observed_at(self) -> float:
+        """Time at which the records were last written, by the run's own clock, as all other times in them."""
+        observed = self.stored.facts.get(OBSERVED)
+        return self.as_of if observed is None else float(str(observed["at"]))
 
     @property
     def outcome(self) -> RunOutcome | None:

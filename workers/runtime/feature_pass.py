@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import chain
 
-from stageline.broker.codec.codecs import Codec
+from stageline.broker.codec.codecs import fault_of_codec
 from stageline.pipeline.feature import Feature, FeatureRefused, naming
 from stageline.pipeline.program import (
     Costs,
@@ -79,14 +79,9 @@ def demand_handlers(program: Program, computed: Collection[tuple[int, str]]) -> 
 
 def _fault_of_codecs(before: Program, found: Program) -> str | None:
     """Return why the codec of a queue that `found` has and `before` has not cannot be used; None if all can."""
-    names = [codec.name.lower() for codec in Codec]
-    for name in (each for each in found.queues if each not in before.queues):
-        codec, per = found.queues[name].codec, found.queues[name].per
-        if codec not in names:
-            return f"the queue {name} has codec={codec!r}; expected one of {', '.join(names)}"
-        if codec != "lossless" and not per.many:
-            return f"the queue {name} has codec={codec!r}, and one message a step travels lossless; leave codec out"
-    return None
+    added = [each for name, each in found.queues.items() if name not in before.queues]
+    faults = [(each.name, fault_of_codec(each.codec, many=each.per.many)) for each in added]
+    return next((f"the queue {name} has {fault}" for name, fault in faults if fault), None)
 
 
 def _feature_adding(program: Program, has: Callable[[Program], bool]) -> str | None:

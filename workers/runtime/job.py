@@ -26,6 +26,7 @@ from stageline.pipeline.model.split import demand_splits
 from stageline.pipeline.model.ties import ties_of
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.keys.models import function_of, numbered
+from stageline.pipeline.plan.staying import sharing_abroad
 from stageline.pipeline.program import (
     Costs,
     Evaluation,
@@ -48,10 +49,11 @@ from .call_sequence import QueuedCalls
 from .calls import CallFeed
 from .executor import Executor, Metric, MicrobatchSource
 from .feature_pass import FeaturePass, check_lowered, demand_handlers
-from .job_data import demand_staying, has_an_end, loader_for, steps_of_epoch, steps_of_epochs
+from .job_data import has_an_end, loader_for, steps_of_epoch, steps_of_epochs
 from .orders import StepOrders
 from .plan_calls import ENDLESS, NO_ROUNDS, PlanCalls
 from .prefix import cached_stages, demand_prefix, made_order, order_of
+from .rounds import batches_to_evaluate
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -110,13 +112,7 @@ class Job:
         choice = plan.schedule
         feed = Feed(source, choice.microbatches, steps, plan.data.batch_size, accumulate=choice.accumulate, keep=keep)
         epoch = steps_of_epoch(plan, source.steps_per_epoch) if plan.counts_epochs else 0
-        if plan.evaluation is not None and not feed.batches_held_out:
-            raise plan.refused(
-                "evaluation" if plan.evaluation.every is None else "evaluation.every",
-                f"there are no rows to evaluate: what {plan.data.origin} names holds none back. Have its held_out() "
-                "return some, or leave the table [evaluation] out",
-            )
-        length = RunLength(steps, feed.batches_held_out if plan.evaluates else 0, epoch, order_of(plan, feed))
+        length = RunLength(steps, batches_to_evaluate(plan, feed.batches_held_out), epoch, order_of(plan, feed))
         return replace(self, own_feed=feed, length=length)
 
     def only(self, copies: Iterable[int]) -> "Job":
@@ -366,7 +362,8 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     demand_replicable(plan, segments)
     schedule, passes = schedule_of(plan, segments), passes_of(plan, segments)
     program = compile_program(schedule, passes)
-    demand_staying(plan, program)
+    if reason := sharing_abroad(plan.data.stays or (), program):
+        raise plan.refused("data.stays", reason)
     demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data
     length = None if told else RunLength(plan.run.steps or 0, 0)

@@ -1,4 +1,4 @@
-"""The data of a job: how many steps its epochs have, which function opens what a worker needs, and what stays there."""
+"""The data of a job: how many steps its epochs have, and which function opens what a worker needs."""
 
 from collections.abc import Callable
 from math import gcd
@@ -6,7 +6,6 @@ from math import gcd
 from stageline.pipeline.data import Source
 from stageline.pipeline.model.load import load_inputs, load_source, load_targets
 from stageline.pipeline.plan import Plan
-from stageline.pipeline.program import Program
 from stageline.pipeline.schedule import Schedule
 
 
@@ -60,21 +59,3 @@ def has_an_end(schedule: Schedule, worker: int | None) -> bool:
 
 def _stages_of(schedule: Schedule, worker: int) -> set[int]:
     return {*map(schedule.replicas.stage, schedule.placement[worker])}
-
-
-def demand_staying(plan: Plan, program: Program) -> None:
-    """Raise `PlanRefused` if a stage that stays at home shares parameters with one elsewhere.
-
-    The parameters' values, and the gradients of both, would be sent.
-    """
-    home = program.schedule.owner(0)
-    for queue in program.queues.values() if plan.data.stays else ():
-        pair = [stage for stage in (queue.source, queue.target) if stage is not None]
-        leaves_home = [stage for stage in pair if program.schedule.owner(stage) != home]
-        if queue.flow == "total" and leaves_home and set(pair) & set(plan.data.stays or ()):
-            raise plan.refused(
-                "data.stays",
-                f"stages {pair[0]} and {pair[1]} share parameters, and stage {leaves_home[0]} is at worker "
-                f"{program.schedule.owner(leaves_home[0])}: their gradients would leave worker {home}. Give each "
-                "stage parameters of its own, or cut so that one machine has all that share them",
-            )

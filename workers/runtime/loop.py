@@ -7,7 +7,6 @@ poll():  Finish       the next call is asked for (`call_source.py`), or nothing 
          Compute      the executor computes, the queue gets the result; then it is over                       -> machine
 """
 
-import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
@@ -21,6 +20,7 @@ from stageline.broker.control.pauses import Hold
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.ledger.times import WaitCause
 from stageline.broker.queues.base import Inbound, Outbound, Queues
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Instruction, Program
 from stageline.pipeline.schedule import Kind
 from stageline.pipeline.tree import Tree
@@ -41,10 +41,10 @@ PATIENCE = 0.25  # seconds that one wait for a message lasts at most, before the
 
 
 class Clock(Protocol):
-    """A clock to read time from and to wait by, in seconds. The standard module `time` is one."""
+    """A clock to read time from and to wait by, in seconds. `SteadyClock` is one."""
 
     def time(self) -> float:
-        """Return the seconds since the epoch, which are comparable between machines, about."""
+        """Return the seconds since the epoch, by a clock that is not set while the process lives."""
 
     def monotonic(self) -> float:
         """Return the seconds of a clock that is never set back, for deadlines."""
@@ -74,7 +74,7 @@ class WorkerLoop:
         run: str,
         incarnation: int,
         start: int = 0,
-        clock: Clock = time,
+        clock: Clock = STEADY,
         progress: Progress | None = None,
         measured: Measured | None = None,
         keep: Keep = lambda step: None,
@@ -287,8 +287,7 @@ class WorkerLoop:
         self.progress.computing(instruction, self._now())
         result = self._carry_out(instruction, self._received)
         self._received.clear()
-        if (drawn := self._drawn()) and not instruction.evaluates:
-            self.progress.drew(drawn)
+        drawn = self._drawn()
         self._outbound.put(instruction, result)
         if instruction.evaluates:
             self.progress.evaluated(self._now())
@@ -296,6 +295,7 @@ class WorkerLoop:
             if instruction.op.action.microbatch == self.program.schedule.microbatches - 1:
                 self._queues.pump(0)
         else:
+            self.progress.drew(drawn)
             self.progress.done(instruction, self._now())
             if instruction.op.action.kind is Kind.UPDATE:
                 self._end_step(instruction.op.action.stage, instruction.step)

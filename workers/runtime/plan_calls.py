@@ -1,28 +1,25 @@
-"""Calls of a run whose length a plan says: training steps, rounds of evaluation, and verdicts on them.
+"""Calls of a run whose length a plan says: training steps, and after them rounds of evaluation and verdicts.
 
     steps 0-99 ──> round 0 ──> verdict 0 ──> steps 100-199 ──> round 1 ──> ...
 
 No worker waits for another between two calls, with two exceptions. In a run that chooses its schedule, each step is a
-call that waits for the broker's order (`orders.py`). In a run that may end early, or whose learning rates follow
-evaluations, the worker of the last stage gives a verdict after each round: a retained message to each other worker, so
-that a replacement learns it again.
+call that waits for the broker's order (`orders.py`). Verdicts are waited for: see `rounds.py`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.ledger.times import WaitCause
-from stageline.pipeline.evaluation import Criterion, Rounds, Standing
-from stageline.pipeline.program import Instruction, Per, Program
-from stageline.workers.runs.metrics import evaluation_line
+from stageline.pipeline.evaluation import Criterion, Rounds
+from stageline.pipeline.program import Instruction, Program
 
 from .call_source import CallSource, LoopParts
 from .calls import Position
 from .idle import CallWait
-from .machine import OutOfPlace
 from .orders import LONGEST, FixedSchedule, OrderMissing
+from .rounds import Begin, RoundCalls
 
 ENDLESS = 2**62  # steps: a script says when it is over
 NO_ROUNDS = Rounds()
@@ -44,11 +41,6 @@ class PlanCalls:
     criterion: Criterion = field(default_factory=Criterion)
     orders: FixedSchedule = field(default_factory=FixedSchedule)
 
-    @property
-    def has_verdicts(self) -> bool:
-        """True if the steps after a round of evaluation wait for what follows from it."""
-        return self.criterion.is_told and self.rounds.every is not None
-
     def instructions(self, worker: int, start: int = 0) -> Iterator[Instruction]:
         """Yield everything that `worker` computes from step `start` on, if the run does not end early."""
         for end in self.rounds.ends(start):
@@ -69,10 +61,6 @@ class PlanCalls:
         return PlanCallSource(self, parts)
 
 
-Verdict = tuple[bool, float | None]  # whether the run ends, and the value that schedulers step by
-Begin = Callable[[float], Iterator[Instruction] | None]  # returns None if the call has not come after so many seconds
-
-
 class PlanCallSource(CallSource):
     """The calls to one worker, made from the steps and rounds of a plan."""
 
@@ -84,12 +72,7 @@ class PlanCallSource(CallSource):
             parts: Parts of the worker's loop.
         """
         self._calls, self._parts = calls, parts
-        self._standing = Standing(calls.criterion)
-        self._judged = 0  # rounds of evaluation that the standing is of
-        inbound, outbound = calls.program.inbound(parts.worker), calls.program.outbound(parts.worker)
-        self._verdicts = [queue.name for queue in inbound if queue.per is Per.ROUND]  # one, or none
-        self._told = [queue.name for queue in outbound if queue.per is Per.ROUND]
-        self._telling: CallWait | None = None  # the verdict that was put last
+        self._rounds = RoundCalls(calls.program, calls.rounds, calls.criterion, parts, self._end)
         self._left = self._from(parts.start)
         self._next: tuple[int, Begin] | None = next(self._left, None)
 
@@ -121,8 +104,7 @@ class PlanCallSource(CallSource):
 
     def lacks_room(self, now: float) -> None:
         """Note at `now`, in seconds since the epoch, that a verdict finds no room."""
-        if self._telling is not None:
-            self._parts.progress.lacks_room_for(self._telling, now)
+        self._rounds.lacks_room(now)
 
     def learn(self, orders: Sequence[ScheduleOrder], closed: int | None) -> None:
         """Note the broker's orders; steps from `closed` on wait for another one."""
@@ -134,11 +116,13 @@ class PlanCallSource(CallSource):
         for end in rounds.ends(start):
             for steps in calls.orders.parts(range(start, end)):
                 yield steps.start, partial(self._train, steps)
-            if rounds.due(end):
-                yield end, partial(self._evaluate, end)
-            if calls.has_verdicts and end < rounds.steps:
-                yield end, partial(self._judge, end)
+            for begin in self._rounds.after(end):
+                yield end, begin
             start = end
+
+    def _end(self) -> None:
+        """Make no more calls."""
+        self._left = iter(())
 
     def _train(self, steps: range, timeout: float) -> Iterator[Instruction] | None:
         parts, orders, step = self._parts, self._calls.orders, steps.start
@@ -154,62 +138,3 @@ class PlanCallSource(CallSource):
             return None
         parts.progress.called_to(None, parts.now())
         return orders.begin(step, self._calls.program).instructions(parts.worker, steps)
-
-    def _evaluate(self, step: int, timeout: float) -> Iterator[Instruction]:
-        """Yield this worker's instructions for the round after `step` steps.
-
-        A request for more shows that it has computed all of them: then the round's results are noted.
-        """
-        parts, calls = self._parts, self._calls
-        yield from calls.program.evaluation(parts.worker, calls.rounds.batches_of(step))
-        if calls.program.last in calls.program.schedule.placement[parts.worker]:
-            found = parts.executor.evaluated(step)
-            parts.progress.found(found)
-            parts.measured(evaluation_line(found.step, found.values, parts.now(), None))
-
-    def _judge(self, step: int, timeout: float) -> Iterator[Instruction] | None:
-        """End the run after step `step` if the verdict on the round says so, or give schedulers the round's value.
-
-        The worker of the last stage decides by the figures of all rounds, and tells the others. Nothing else decides:
-        each time, the step is the same. Schedulers step with the next update: a snapshot of this step is of before.
-        """
-        parts, number = self._parts, self._calls.rounds.before(step)
-        verdict = self._take_verdict(number, timeout) if self._verdicts else self._decided()
-        if verdict is None:
-            return None
-        ends, value = verdict
-        for name in self._told:
-            said, called = f"room in {name} for the verdict on round {number}", f"verdict {number}"
-            self._telling = CallWait(said, name, number, called, cause=WaitCause.EVALUATION)
-            parts.put_reply(name, number, ends if value is None else verdict)
-        parts.progress.judged(number, parts.now())
-        if ends:
-            parts.keep(step)
-            self._left = iter(())
-        if value is not None:
-            parts.executor.told(step, value)
-        parts.pump(0)
-        return iter(())
-
-    def _take_verdict(self, number: int, timeout: float) -> Verdict | None:
-        (name,) = self._verdicts
-        said, called = f"the verdict on round {number} of evaluation", f"verdict {number}"
-        wait = CallWait(said, name, number, called, cause=WaitCause.EVALUATION)
-        self._parts.progress.waiting_for_call(wait, self._parts.now())
-        message = self._parts.inbound(name).take(timeout)
-        if message is None:
-            return None
-        if message.number != number:
-            raise OutOfPlace(f"the verdict on round {message.number} arrived on {name}, and round {number} is over")
-        match message.payload:
-            case (bool(ends), float(value)):
-                return ends, value
-            case ends:
-                return bool(ends), None
-
-    def _decided(self) -> Verdict:
-        for record in self._parts.progress.evaluations[self._judged :]:
-            self._standing = self._standing.after(record.step, record.values)
-        self._judged = len(self._parts.progress.evaluations)
-        criterion, newest = self._calls.criterion, self._parts.progress.evaluations[-1]
-        return self._standing.stops, criterion.value(newest.values) if criterion.rates else None

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from time import time
 from typing import ClassVar
 
 import msgspec
@@ -20,6 +19,7 @@ from stageline.broker.control.messages import WAITS, StepDigest
 from stageline.broker.control.records import EvaluationRecord, Lack, StepRecord, Wait, WorkerRecord
 from stageline.broker.ledger.times import WaitCause
 from stageline.broker.queues.base import Trouble, WorkerQueues
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import Note, ResourceFault
 
@@ -53,7 +53,7 @@ class Progress:
     filled in by the loop when the reader wants them: only the loop may look into its queues.
     """
 
-    since: float = field(default_factory=time)  # when the loop began what it does now
+    since: float = field(default_factory=STEADY.time)  # when the loop began what it does now
     waits: bool = True
     over: bool = False  # the program is over; what is left is to save the weights
     actions: int = 0
@@ -90,6 +90,7 @@ class Progress:
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
     position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
+    offloading: float = 0.0  # seconds of the present action in which activations came from files or waited for room
 
     @classmethod
     def of(
@@ -108,9 +109,9 @@ class Progress:
             worker: Place of the worker.
             start: Number of steps that come before.
             queues: Queues of the worker, for their digests and their trouble; None where they have neither.
-            now: Seconds since the epoch; by default, the time of the system.
+            now: Seconds since the epoch; by default, those of `STEADY`.
         """
-        program, now = calls.program, time() if now is None else now
+        program, now = calls.program, STEADY.time() if now is None else now
         return cls(
             now,
             complete=start,
@@ -128,7 +129,7 @@ class Progress:
 
     def computing(self, instruction: Instruction, now: float) -> None:
         """Note that the loop starts on `instruction`."""
-        self.instruction, self.waits, self.since = instruction, False, now
+        self.instruction, self.waits, self.since, self.offloading = instruction, False, now, 0.0
         if not instruction.evaluates:
             self.idle.ends(now)
 
@@ -144,6 +145,10 @@ class Progress:
     def drew(self, seconds: float) -> None:
         """Note that the action which has been computed first waited so many seconds for rows of the data source."""
         self.idle.note((WaitCause.DATA, None, self.since, self.since + seconds))
+
+    def offloaded(self, seconds: float) -> None:
+        """Note that the present action has waited so many seconds for activations in files, or for room there."""
+        self.offloading += seconds
 
     def saved(self, now: float) -> None:
         """Note that what follows an update is over: the copy of a snapshot, and the wait for the one before it."""
@@ -198,6 +203,8 @@ class Progress:
         end = now if self.full is None else self.full
         self.actions += 1
         self.busy += end - self.since
+        if self.offloading:
+            self.idle.note((WaitCause.OFFLOAD, None, self.since, self.since + self.offloading))
         waits = self.idle.taken(now)
         if self.full is not None:
             waits = (*waits, (WaitCause.ROOM, self.lacking, end, now))

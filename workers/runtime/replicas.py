@@ -33,6 +33,7 @@ class SummedReplicas(Feature):
     """
 
     name = "replicas"
+    only_trains = True
 
     def __init__(self, replicas: Replicas, losses: StepLosses) -> None:
         """Begin without an open step.
@@ -66,7 +67,7 @@ class SummedReplicas(Feature):
             return compute
 
         def forward(operation: Instruction, received: Sequence[Tree]) -> Tree:
-            if not operation.evaluates and operation.action.stage not in self._begun:
+            if operation.action.stage not in self._begun:
                 self._begun[operation.action.stage] = changes_of(stage.variables())
             return compute(operation, received)
 

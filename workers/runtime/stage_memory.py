@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property, partial
 from pathlib import Path
+from time import perf_counter
 
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -71,13 +72,19 @@ class OffloadFiles(AbstractContextManager["OffloadFiles"]):
 
         def wait_for_room(writer: BackgroundWriter) -> None:
             room = partial(writer.has_room, None)
-            writer.demand(awaited(room, progress, "activations are", LONGEST_WRITE), LONGEST_WRITE)
+            if not (there := room(0.0)):
+                began = perf_counter()
+                there = awaited(room, progress, "activations are", LONGEST_WRITE)
+                progress.offloaded(perf_counter() - began)
+            writer.demand(there, LONGEST_WRITE)
 
-        return self._open.enter_context(ScratchFiles(self._folder, note, wait_for_room))
+        return self._open.enter_context(ScratchFiles(self._folder, note, wait_for_room, progress.offloaded))
 
 
 class StageBytesMeter(WorkerFeature):
     """The feature that measures the memory of each stage: in its first trained forward, and in its first update."""
+
+    only_trains = True
 
     def __init__(self, found: Callable[[int, HeldBytes], object]) -> None:
         """Begin without measurements. `found` is called with each stage and its bytes."""
@@ -90,7 +97,7 @@ class StageBytesMeter(WorkerFeature):
 
         def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
             index = instruction.action.stage
-            if index in self._over or index in self._microbatch or instruction.evaluates:
+            if index in self._over or index in self._microbatch:
                 return compute(instruction, received)
             saved = SavedBytes(stage)
             with saved_tensors_hooks(saved.note, lambda tensor: tensor):

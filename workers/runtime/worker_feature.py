@@ -33,7 +33,7 @@ SNAPSHOTS = "snapshots"  # the source of the faults of the writer that snapshots
 REGISTERED = {  # the factory of each feature by its name, in the order in which they are opened, the outermost first
     "prefix cache": "stageline.workers.extras.prefix_cache.opening:prefix_cache",
     "recorder": "stageline.workers.extras.recording.recorder:recorder",
-    "taps": "stageline.workers.extras.recording.tap_writer:taps",
+    "taps": "stageline.workers.extras.recording.taps:taps",
     "stage bytes": "stageline.workers.runtime.stage_memory:stage_bytes",
     "skipping": "stageline.workers.extras.recording.skipping:skipping",
     "metrics": "stageline.workers.runtime.worker_feature:metrics",

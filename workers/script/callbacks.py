@@ -276,8 +276,8 @@ def _complaints(options: FitOptions, line: LineOptions, cannot_save: str) -> Ite
         yield f'better = {options.better!r}: expected "lower" or "higher"'
     if options.better is None and options.metric != "loss":
         yield f'metric = {options.metric!r}: pass better="higher" or better="lower", whichever is the better one'
-    mode = _plateau_mode(line.lr_scheduler)
-    if line.follows("evaluation") and (wrong := options.criterion.better.contradiction(mode, options.metric)):
+    direction = _plateau_mode(line.lr_scheduler)
+    if line.follows("evaluation") and (wrong := options.criterion.better.contradiction(direction, options.metric)):
         yield f"lr_scheduler: {wrong}"
     if options.evaluate_every is None:
         if line.follows("evaluation"):

@@ -231,9 +231,9 @@ class ConnectionGuard:
         self._log(watched.connection.peer, reason)
 
     def _log(self, peer: str, reason: str) -> None:
-        limit = self._log_limits[reason is _ENDED]
-        if limit.allows(monotonic()):
-            more = limit.take_withheld()
+        rate = self._log_limits[reason is _ENDED]
+        if rate.allows(monotonic()):
+            more = rate.take_withheld()
             others = {"others": more} if more else {}  # closed since the last line, and not named
             tell = log.debug if reason is _ENDED and self._keyed else log.warning  # who knocks is told with its key
             tell("a connection was closed", reason=reason, peer=peer, **others)

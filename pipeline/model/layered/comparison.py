@@ -369,13 +369,13 @@ def _of_kind(kind: str, differences: Sequence[_Difference]) -> str:
 
 def _nodes(roots: Sequence[Node | None]) -> Iterator[Node]:
     seen: set[Node] = set()
-    ahead = [root for root in roots if root is not None]
-    while ahead:
-        node = ahead.pop()
+    stack = [root for root in roots if root is not None]
+    while stack:
+        node = stack.pop()
         if node not in seen:
             seen.add(node)
             yield node
-            ahead += [below for below, _ in node.next_functions if below is not None]
+            stack += [below for below, _ in node.next_functions if below is not None]
 
 
 def _function(node: Node) -> str:

@@ -4,6 +4,7 @@ The docstrings of the tables are published in docs/plan.schema.json.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field
@@ -72,19 +73,23 @@ class QueuesPlan(Section):
             direction: "forward" or "backward".
             stage: Number of the stage that takes; None for a queue of which only the direction is known.
         """
+        return self.codecs.get(f"{direction}-{stage}") or self.codecs.get(direction) or "lossless"
+
+    @property
+    def codecs(self) -> Mapping[str, CodecName]:
+        """The codecs by direction ("forward") or queue ("forward-2"); those without a name are lossless."""
         match self.codec:
             case None:
-                return "lossless"
+                return {}
             case str(every):
-                return every
+                return dict.fromkeys(("forward", "backward"), every)
             case some:
-                return some.get(f"{direction}-{stage}") or some.get(direction) or "lossless"
+                return some
 
     @property
     def lossy(self) -> bool:
         """True if some queue has a codec that loses bits."""
-        given = [self.codec] if isinstance(self.codec, str) else list((self.codec or {}).values())
-        return any(each != "lossless" for each in given)
+        return any(each != "lossless" for each in self.codecs.values())
 
     @property
     def in_one_process(self) -> bool:

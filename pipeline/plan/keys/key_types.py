@@ -218,8 +218,8 @@ def _codecs(given: object) -> str | dict[str, str]:
 
 def _demand_codec(codec: object, of: str) -> None:
     names = get_args(CodecName)
-    if not isinstance(codec, str) or codec not in names:
-        near = nearest(codec, names) if isinstance(codec, str) else ""
+    if codec not in names:
+        near = nearest(str(codec), names)
         raise ValueError(f"{of}{codec!r} is not a codec{'; ' + near if near else ''}")
 
 

@@ -115,5 +115,5 @@ def state_of(part: torch.nn.Module, name: str, state: Mapping[str, torch.Tensor]
     """
     if isinstance(part, HeldTensor):
         return {key: state[joined(name, key)] for key in part.state_dict() if joined(name, key) in state}
-    prefix = f"{name}."
-    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    beginning = f"{name}."
+    return {key.removeprefix(beginning): value for key, value in state.items() if key.startswith(beginning)}

@@ -79,14 +79,14 @@ def _leaves_of(loss: torch.Tensor, ends: Iterable[Node | None]) -> Iterator[torc
     """Yield the tensors that accumulate a gradient of `loss` otherwise than through the nodes `ends`."""
     if loss.is_leaf:
         yield loss
-    seen, ahead = {*ends}, [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
+    seen, stack = {*ends}, [loss.grad_fn]
+    while stack:
+        node = stack.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         if before := node.next_functions:
-            ahead += [each for each, _ in before]
+            stack += [each for each, _ in before]
         elif node.name() == "torch::autograd::AccumulateGrad":
             yield node.variable  # type: ignore[attr-defined]
 

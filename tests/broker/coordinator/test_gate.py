@@ -27,8 +27,8 @@ from stageline.broker.coordinator import gate
 from stageline.broker.coordinator.gate import ANSWERED, KEYS, KeyGate, OpenGate, Sorted
 from stageline.broker.coordinator.rights import RIGHTS_FOR
 from stageline.broker.coordinator.state import EventLog
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.enrolment import Enrolment, encode_enrolment, read_answer
-from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import KeyPair, PublicKey, invite_pair
 from stageline.broker.keys.parties import Parties, Party
 from stageline.broker.keys.register import Invitation, KeyRegister, Right
@@ -58,7 +58,7 @@ class Gateway:
         return self.gate.sort(received, lambda sender: frames[int(sender)][0].text, now)
 
     def says(self, key: PublicKey, message: ToBroker, *, now: float = NOW) -> Sorted:
-        secret = RUN.of_control if isinstance(message, KeyOrder) else b""
+        secret = RUN.of_control if isinstance(message, KeyChange) else b""
         return self.brings((key, encode(message, secret, 1)), now=now)
 
     def refusal(self, key: PublicKey, message: ToBroker) -> str:
@@ -108,7 +108,7 @@ def test_a_key_that_may_work_says_what_workers_say_and_no_more(entrance: Gateway
 
 def test_what_a_supervisor_and_the_operator_say_is_not_for_other_keys(entrance: Gateway) -> None:
     entrance.admit(WORKER, *Right)
-    for message in (Exited(0, 1, 1), KeyOrder("admit", key(3).text)):
+    for message in (Exited(0, 1, 1), KeyChange("admit", key(3).text)):
         assert "the broker's own user" in entrance.refusal(WORKER, message)
     assert entrance.says(OPERATOR, Exited(0, 1, 1)).passed
     assert not entrance.register.enrolled(key(3).text)
@@ -158,7 +158,7 @@ def test_a_pause_needs_the_right_to_stop_and_is_sealed_in_the_name_of_its_key(en
 
 
 def test_an_invitations_key_enrols_a_key_and_says_nothing_else(entrance: Gateway) -> None:
-    for message in (HELLO, Ask("status"), StopRun("enough"), KeyOrder("admit", key(3).text)):
+    for message in (HELLO, Ask("status"), StopRun("enough"), KeyChange("admit", key(3).text)):
         assert "invitation" in entrance.refusal(INVITED, message)
     found = entrance.brings((INVITED, enrolment(WORKER)))
     assert read_answer(found.answers[0][1]).refusal == ""
@@ -200,7 +200,7 @@ def test_an_invitation_that_ended_while_it_was_connected_says_so(entrance: Gatew
 def test_a_key_that_was_revoked_is_refused_over_the_connection_that_it_has(entrance: Gateway) -> None:
     entrance.admit(WORKER)
     assert entrance.says(WORKER, HELLO).passed
-    found = entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text))
+    found = entrance.says(OPERATOR, KeyChange("revoke", WORKER.text))
     assert found.readmit
     assert [each.what for each in found.events] == ["revoked"]
     said = entrance.refusal(WORKER, Report(1, 2, "1F0", 0.0, 0.0))
@@ -218,7 +218,7 @@ def test_of_many_who_have_spoken_those_who_speak_again_lose_their_places_with_th
     for sender, speaker in ((b"w", WORKER), (b"1", key(3)), (b"w", WORKER), (b"2", key(3))):
         message = HELLO if speaker == WORKER else Ask("status")
         assert entrance.gate.sort([(sender, encode(message))], {sender: speaker.text}.__getitem__, NOW).passed
-    assert entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text)).revoked == {b"w"}
+    assert entrance.says(OPERATOR, KeyChange("revoke", WORKER.text)).revoked == {b"w"}
 
 
 def test_a_key_that_is_bound_to_a_place_asks_for_that_place_alone(entrance: Gateway) -> None:
@@ -254,7 +254,7 @@ def test_a_key_does_not_get_a_place_that_is_not_its_own_by_what_its_process_reme
 
 
 def test_orders_are_carried_out_and_answered_with_what_they_have_changed(entrance: Gateway) -> None:
-    found = entrance.says(OPERATOR, KeyOrder("invite", name="lab", worker=1, rights=(Right.LOOK,), seconds=60.0))
+    found = entrance.says(OPERATOR, KeyChange("invite", name="lab", worker=1, rights=(Right.LOOK,), seconds=60.0))
     answer = decode_from_broker(found.answers[0][1]).message
     assert isinstance(answer, Answer)
     assert answer.schema == "keys/1"
@@ -271,7 +271,7 @@ def test_orders_are_carried_out_and_answered_with_what_they_have_changed(entranc
     enrolled = entrance.register.enrolled(WORKER.text)
     assert enrolled is not None
     assert (enrolled.worker, enrolled.rights) == (1, (Right.LOOK,))
-    entrance.says(OPERATOR, KeyOrder("admit", key(3).text, name="spare"))
+    entrance.says(OPERATOR, KeyChange("admit", key(3).text, name="spare"))
     assert entrance.says(key(3), HELLO).passed
 
 
@@ -280,7 +280,7 @@ def test_the_standing_line_ends_with_a_key_that_came_by_it_and_another_takes_its
     entrance.register.invite(other)
     entrance.register.drop(lambda each: each.key == INVITED.text)
     entrance.brings((key(9), enrolment(WORKER)))
-    found = entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text))
+    found = entrance.says(OPERATOR, KeyChange("revoke", WORKER.text))
     answer = decode_from_broker(found.answers[0][1]).message
     assert isinstance(answer, Answer)
     assert answer.facts["revoked_with"] == [other.key]
@@ -291,7 +291,7 @@ def test_the_standing_line_ends_with_a_key_that_came_by_it_and_another_takes_its
     assert not entrance.register.admits(key(9))
     (standing,) = entrance.register.record.invitations
     assert (standing.key, standing.ends) == (key(101).text, None)
-    entrance.says(OPERATOR, KeyOrder("revoke", standing.key))  # by itself: there is none then
+    entrance.says(OPERATOR, KeyChange("revoke", standing.key))  # by itself: there is none then
     assert entrance.register.record.invitations == ()
 
 
@@ -299,25 +299,25 @@ def test_an_order_revokes_successors_and_closes_their_connections(entrance: Gate
     entrance.admit(WORKER, Right.WORK)
     entrance.brings((WORKER, enrolment(key(3))))
     assert entrance.says(key(3), HELLO).passed
-    found = entrance.says(OPERATOR, KeyOrder("revoke", WORKER.text, successors=True))
+    found = entrance.says(OPERATOR, KeyChange("revoke", WORKER.text, successors=True))
     assert [(each.what, each.key) for each in found.events] == [("revoked", WORKER.text), ("revoked", key(3).text)]
     assert found.revoked
     assert not entrance.register.admits(key(3))
 
 
 def test_an_order_about_no_key_and_one_without_the_runs_secret_are_refused(entrance: Gateway) -> None:
-    assert "`stageline keys ls`" in entrance.refusal(OPERATOR, KeyOrder("revoke", key(3).text))
-    assert "is not a public key" in entrance.refusal(OPERATOR, KeyOrder("admit", "k2.x"))
-    found = entrance.brings((OPERATOR, encode(KeyOrder("admit", key(3).text))))
+    assert "`stageline keys ls`" in entrance.refusal(OPERATOR, KeyChange("revoke", key(3).text))
+    assert "is not a public key" in entrance.refusal(OPERATOR, KeyChange("admit", "k2.x"))
+    found = entrance.brings((OPERATOR, encode(KeyChange("admit", key(3).text))))
     assert "without the run's secret" in str(decode_from_broker(found.answers[0][1]).message)
     assert not entrance.register.enrolled(key(3).text)
 
 
 def test_the_secret_of_a_revoked_invitation_is_not_used_again_by_a_successor(entrance: Gateway) -> None:
     assert entrance.register.record.standing == 0
-    entrance.says(OPERATOR, KeyOrder("revoke", INVITED.text))
+    entrance.says(OPERATOR, KeyChange("revoke", INVITED.text))
     assert entrance.register.record.standing == 1
-    answer = decode_from_broker(entrance.says(OPERATOR, KeyOrder("invite")).answers[0][1]).message
+    answer = decode_from_broker(entrance.says(OPERATOR, KeyChange("invite")).answers[0][1]).message
     assert isinstance(answer, Answer)
     assert answer.facts["changed"]["serial"] == 2  # type: ignore[index]
 
@@ -329,7 +329,7 @@ class FullStore(MemoryStore):
 
 @pytest.mark.parametrize(
     "frame",
-    [(INVITED, enrolment(WORKER)), (OPERATOR, encode(KeyOrder("admit", key(3).text), RUN.of_control, 1))],
+    [(INVITED, enrolment(WORKER)), (OPERATOR, encode(KeyChange("admit", key(3).text), RUN.of_control, 1))],
     ids=["enrolment", "order"],
 )
 def test_what_is_not_stored_is_not_answered(frame: tuple[PublicKey, bytes]) -> None:

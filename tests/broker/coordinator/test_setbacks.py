@@ -1,4 +1,4 @@
-"""What a broker tells of the time that its run lost: from its records alone, also once it was started again."""
+"""Time that a run lost, as its broker tells it: from its records alone, also once it was started again."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,14 +29,15 @@ def moved(record: StepRecord, seconds: float) -> StepRecord:
 
 
 class Told:
-    """A run of two workers that is told of its steps."""
+    """A run of two workers that is told of its steps; the clock of worker 1's machine is ahead by `ahead` seconds."""
 
-    def __init__(self) -> None:
-        self.talk = talk_of()
+    def __init__(self, ahead: float = 0.0) -> None:
+        self.talk, self.ahead = talk_of(), ahead
         self._as = {0: (name(0), 1), 1: (name(1), 2)}
 
-    def replaced(self) -> None:
-        """Worker 1 is killed; its place is taken 4 seconds later."""
+    def replaced(self, ahead: float | None = None) -> None:
+        """Worker 1 is killed; its place is taken 4 seconds later, when its machine's clock is `ahead`."""
+        self.ahead = self.ahead if ahead is None else ahead
         kill(self.talk, 1, 101)
         self.talk.now += 4.0
         self.talk.assigned(b"new", replacement(1, 201))
@@ -49,21 +50,38 @@ class Told:
         done = record.step + 1
         snapshots = {"snapshots": [(record.stage, done)]} if done == CHECKPOINT else {}
         report = said(incarnation, stage=record.stage, actions=10 * done, **snapshots)
-        self.talk.send(sender, msgspec.structs.replace(report, steps=[record]))
+        off = self.ahead if record.stage == 1 else 0.0
+        seen = moved(record, EPOCH + off) if off else record
+        self.talk.send(sender, msgspec.structs.replace(report, steps=[seen], clock=(-off, 0.001)))
 
 
 @pytest.fixture(scope="module")
 def talk() -> Conversation:
     """Worker 1 was killed in step 35, and repeated the steps from 30 on; then the run went on, 9 seconds later."""
-    told, records = Told(), RUN.records(STEPS, 0)
+    return run_with_a_loss(0.0, 0.0)
+
+
+def run_with_a_loss(before: float, after: float) -> Conversation:
+    """The clock of worker 1's machine is ahead by so many seconds before the loss and after it."""
+    told, records = Told(before), RUN.records(STEPS, 0)
     for record in records:
         if record.step < LOST_AT:
             told.tell(moved(record, 0.0))
-    told.replaced()
+    told.replaced(after)
     for record in records:
         if record.step >= LOST_AT or (record.stage == 1 and record.step >= CHECKPOINT):
             told.tell(moved(record, LATER))
     return told.talk
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(500.0, 500.0), (-500.0, -500.0), (0.0, 60.0), (0.0, -60.0), (60.0, 0.0)]
+)
+def test_a_clock_that_is_off_or_was_set_hides_no_loss_and_is_no_stall(before: float, after: float) -> None:
+    """The ends of steps were compared with the time of the loss, which is by another clock, and with each other."""
+    found = recovery(run_with_a_loss(before, after))
+    assert [(each["what"], each["workers"]) for each in found["setbacks"]] == [("loss", [1])]
+    assert found["seconds"] == pytest.approx(LATER, rel=0.05)
 
 
 def recovery(talk: Conversation) -> Any:

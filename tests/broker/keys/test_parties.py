@@ -3,7 +3,7 @@
 import pytest
 
 from stageline.broker.errors import NotEnrolled
-from stageline.broker.keys.orders import Changed, KeyOrder, KeyOrderFailed, Reloaded, carry_out
+from stageline.broker.keys.changes import Changed, KeyChange, KeyChangeFailed, Reloaded, carry_out
 from stageline.broker.keys.pairs import KeyPair, PublicKey
 from stageline.broker.keys.parties import Parties, Party, conflict, differences, digest_of
 from stageline.broker.keys.register import Invitation, KeyRegister, Right
@@ -28,7 +28,7 @@ def register() -> KeyRegister:
 
 
 def order(register: KeyRegister, parties: Parties = (), **given: object) -> Changed:
-    return carry_out(KeyOrder(**given), register, lambda serial: key(100 + serial), NOW, lambda: parties)  # type: ignore[arg-type]
+    return carry_out(KeyChange(**given), register, lambda serial: key(100 + serial), NOW, lambda: parties)  # type: ignore[arg-type]
 
 
 def test_a_partys_key_is_admitted_for_its_places_with_its_rights(register: KeyRegister) -> None:
@@ -67,7 +67,7 @@ def test_a_revoked_key_stays_so_when_the_plan_lists_it_again(register: KeyRegist
         register.list_parties(listed(3), NOW)
     order(register, what="revoke", key=key(2).text)
     assert register.list_parties(listed(3), NOW) == ()
-    with pytest.raises(KeyOrderFailed, match="was a key of party lab, which the plan does not list any more"):
+    with pytest.raises(KeyChangeFailed, match="was a key of party lab, which the plan does not list any more"):
         order(register, what="admit", key=key(2).text)
     register.list_parties(listed(2, 3), NOW)
     again = KeyRegister(register.record)
@@ -92,7 +92,7 @@ def test_a_revoked_key_stays_so_when_the_plan_lists_it_again(register: KeyRegist
 )
 def test_orders_give_no_place_and_change_no_party(register: KeyRegister, given: dict[str, object], said: str) -> None:
     before = register.record
-    with pytest.raises(KeyOrderFailed, match=said):
+    with pytest.raises(KeyChangeFailed, match=said):
         order(register, **given)
     assert register.record == before
 
@@ -115,9 +115,9 @@ def test_a_reload_tells_what_has_changed_and_who_is_refused(register: KeyRegiste
     (change,) = found.about.changes
     assert f"its key is {key(3).short} here, {key(2).short} there" in change
     assert order(register, listed(3), what="reload") == Changed(Reloaded(listed(3), ()))
-    with pytest.raises(KeyOrderFailed, match="the plan has no parties now, and the run began with"):
+    with pytest.raises(KeyChangeFailed, match="the plan has no parties now, and the run began with"):
         order(register, what="reload")
-    with pytest.raises(KeyOrderFailed, match="was a key of party lab, which the plan does not list any more"):
+    with pytest.raises(KeyChangeFailed, match="was a key of party lab, which the plan does not list any more"):
         order(register, what="admit", key=key(2).text)
 
 

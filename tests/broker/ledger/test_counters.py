@@ -110,7 +110,7 @@ def test_every_cause_of_a_wait_is_summed_by_its_name():
     counters.note_steps([(0, found)], 0)
     waited = counters.stages[0].waited
     assert waited == {cause: 0.25 * place for place, cause in enumerate(WaitCause, start=1)}
-    assert counters.stages[0].computed == 4.0 - waited[WaitCause.DATA]
+    assert counters.stages[0].computed == 4.0 - waited[WaitCause.DATA] - waited[WaitCause.OFFLOAD]
 
 
 def sums(step: int, start: float, end: float) -> StepTotals:

@@ -81,3 +81,12 @@ def test_each_step_is_compared_with_the_schedule_that_was_valid_then() -> None:
 
 def test_without_records_there_is_no_step() -> None:
     assert tables([], lambda step: SCHEDULE, Clocks())["step"] is None
+
+
+def test_activations_that_come_from_files_are_a_wait_within_the_backward() -> None:
+    step = tables(run(offload=0.004).records(3, 0), lambda step: SCHEDULE, Clocks())["steps"][2]
+    waits = [each for each in step["idle"] if each["cause"] == "offload"]
+    backwards = [each for each in step["actions"] if each["kind"] == "B"]
+    assert len(waits) == len(backwards)
+    for wait in waits:
+        assert any(each["start"] <= wait["start"] < wait["end"] <= each["end"] for each in backwards)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from stageline.broker.ledger.times import TimedWait, WaitCause, timed_actions
+from stageline.broker.ledger.times import TimedWait, WaitCause, timed_actions, totals
 from stageline.broker.slowness.pace import RunPace
 from stageline.broker.slowness.steps import Clocks
 from stageline.broker.slowness.told import slowness
@@ -148,3 +148,19 @@ def test_of_long_steps_only_few_are_looked_at_and_yet_snapshots_at_the_default_i
     assert 4 <= last - first + 1 <= 8
     assert not first <= 40 <= last  # the step after a snapshot is not among them
     assert named(facts) == {("disk", None)}
+
+
+def test_activations_that_come_from_files_are_a_cause_of_their_own_and_no_computing() -> None:
+    """A stage that waited for its offloaded activations was told to compute for longer than others."""
+    facts = told(three(offload=0.008))
+    assert facts is not None
+    (found,) = facts["findings"]
+    assert found["cause"] == "offload"
+    assert "activations that lie in files" in found["text"]
+    assert "memory.offload" in found["remedies"][0]["do"]
+    first = three(offload=0.008).records(3, 0)[0]
+    sums, without = totals(first), totals(three().records(3, 0)[0])
+    assert sums is not None
+    assert without is not None
+    assert sums.offload == pytest.approx(8 * 0.008, rel=0.1)
+    assert sums.busy == pytest.approx(without.busy, rel=0.1)

@@ -101,6 +101,6 @@ def reordered(program: Program, *names: str) -> Program:
 
 def test_messages_that_are_not_put_in_the_order_of_their_queue_are_found() -> None:
     made = by_hand("0F0 0F1 0B0 0B1 0U", "1F0 1F1 1B0 1B1 1U", microbatches=2)
-    program = compile_program(made).requeued(lambda queue: structs.replace(queue, order=(1, 0)))
+    program = compile_program(made).requeued(lambda queue: structs.replace(queue, carried=(1, 0)))
     with pytest.raises(Disordered, match=r"microbatches \[0, 1\] at backward-0, which has them in the order \[1, 0\]"):
         check_schedule(program)

@@ -37,6 +37,7 @@ from stageline.workers.control import control_thread, refusals
 from stageline.workers.control.client import BrokerUnreachable, KeyRefused
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
+from stageline.workers.control.views import Views
 from stageline.workers.runtime.progress import Progress
 from support.control_channels import PATIENCE, received
 from support.keyed import BROKER, STRANGER, WORKER, Admitted
@@ -127,7 +128,7 @@ def test_a_command_wakes_the_loop(broker: BrokerEnd, start) -> None:
 def test_the_broker_gets_lines_and_paths_of_code_from_a_worker_that_may_show_them_alone(
     broker: BrokerEnd, start, shows_code: bool
 ) -> None:
-    start(shows_code=shows_code)
+    start(views=Views(shows_code=shows_code))
     broker.until(Hello)
     broker.send(ShowStacks(5))
     peeked = broker.until(Peeked)
@@ -142,7 +143,7 @@ def test_the_broker_gets_lines_and_paths_of_code_from_a_worker_that_may_show_the
 def test_the_broker_gets_the_log_of_a_worker_that_may_show_it_alone(
     broker: BrokerEnd, start, withheld: str, told: bool
 ) -> None:
-    start(log_withheld=withheld)
+    start(views=Views(log_withheld=withheld))
     broker.until(Hello)
     broker.send(ShowLog(5))
     peeked = broker.until(Peeked)
@@ -152,8 +153,8 @@ def test_the_broker_gets_the_log_of_a_worker_that_may_show_it_alone(
 
 
 @pytest.fixture
-def placed(broker: BrokerEnd) -> Iterator[tuple[ControlThread, Event]]:
-    """A worker that has joined with a secret, and has been answered; and what ends its loop's waiting."""
+def joined(broker: BrokerEnd) -> Iterator[tuple[ControlThread, Event]]:
+    """A worker that has joined with a secret, and what ends its loop's waiting."""
     joining = threading.Thread(target=lambda: (broker.until(Hello), broker.send(SEALED_PLACE)))
     joining.start()
     rung = Event()
@@ -161,8 +162,14 @@ def placed(broker: BrokerEnd) -> Iterator[tuple[ControlThread, Event]]:
         control.start(control.join(PATIENCE), "ipc://0", Progress(), steps=10, wake=rung.set)
         joining.join()
         broker.until(Report)
-        broker.send(SEALED_PLACE, SECRET)
         yield control, rung
+
+
+@pytest.fixture
+def placed(broker: BrokerEnd, joined: tuple[ControlThread, Event]) -> tuple[ControlThread, Event]:
+    """The same after the broker has proven that it has the secret."""
+    broker.send(SEALED_PLACE, SECRET)
+    return joined
 
 
 def test_a_worker_obeys_what_its_broker_has_sealed_once_and_nothing_else(broker: BrokerEnd, placed) -> None:
@@ -184,22 +191,16 @@ def test_a_worker_obeys_what_its_broker_has_sealed_once_and_nothing_else(broker:
     "renewal", [Refused("the run is over", 1), msgspec.structs.replace(SEALED_PLACE, incarnation=9, keep=True)]
 )
 def test_a_broker_that_has_lost_the_secrets_is_obeyed_until_one_has_proven_that_it_has_them(
-    broker: BrokerEnd, renewal: FromBroker
+    broker: BrokerEnd, joined, renewal: FromBroker
 ) -> None:
-    joining = threading.Thread(target=lambda: (broker.until(Hello), broker.send(SEALED_PLACE)))
-    joining.start()
-    rung = Event()
-    with closing(ControlThread(broker.server.endpoint, IDENTITY)) as control:
-        control.start(control.join(PATIENCE), "ipc://0", Progress(), steps=10, wake=rung.set)
-        joining.join()
-        broker.until(Report)
-        broker.send(renewal)
-        if isinstance(renewal, Refused):
-            assert rung.wait(PATIENCE)
-            assert list(control.commands) == [renewal]
-        else:
-            while broker.until(Report).incarnation != 9:
-                continue
+    control, rung = joined
+    broker.send(renewal)
+    if isinstance(renewal, Refused):
+        assert rung.wait(PATIENCE)
+        assert list(control.commands) == [renewal]
+    else:
+        while broker.until(Report).incarnation != 9:
+            continue
     assert not control.ignored
 
 

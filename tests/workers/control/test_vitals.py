@@ -23,12 +23,24 @@ def test_the_offset_is_that_of_the_shortest_round_trip_and_right_within_its_unce
     assert abs(ahead - AHEAD) <= uncertain
 
 
-def test_a_clock_that_is_set_is_noticed_once_old_answers_are_forgotten() -> None:
+@pytest.mark.parametrize("step", [AHEAD, -AHEAD, 0.05])
+def test_a_clock_that_is_set_is_noticed_at_the_next_answer(step: float) -> None:
+    """The offset of before counted for 64 answers more: messages seemed to be on their way for seconds."""
     clock = BrokerClock()
-    for number in range(1, 2 * SAMPLES + 1):
+    for number in range(1, SAMPLES):
         clock.sent(number, float(number))
-        clock.answered(number, number + 0.01 + (AHEAD if number > SAMPLES else 0.0), number + 0.02)
-    assert clock.offset == pytest.approx((AHEAD, 0.01))
+        clock.answered(number, number + 0.01, number + 0.02)
+    clock.sent(SAMPLES, 1000.0)
+    clock.answered(SAMPLES, 1000.0 + 0.02 + step, 1000.04)
+    assert clock.offset == pytest.approx((step, 0.02))
+
+
+def test_an_answer_that_has_waited_contradicts_nothing() -> None:
+    clock = BrokerClock()
+    for number, seconds in ((1, 0.02), (2, 5.0)):
+        clock.sent(number, 10.0 * number)
+        clock.answered(number, 10.0 * number + 0.01, 10.0 * number + seconds)
+    assert clock.offset == pytest.approx((0.0, 0.01))
 
 
 def test_an_answer_without_a_time_and_one_to_another_report_are_no_samples() -> None:

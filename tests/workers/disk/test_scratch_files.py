@@ -46,6 +46,20 @@ def test_bytes_come_back_fetched_or_not(scratch: ScratchFiles, tmp_path: Path) -
     assert not list((tmp_path / "offload").iterdir())  # no names
 
 
+def test_waits_for_bytes_that_are_read_back_are_told(tmp_path: Path) -> None:
+    waits: list[float] = []
+    with ScratchFiles(tmp_path / "offload", lambda fault: None, has_room, waits.append) as scratch:
+        parcels = [scratch.put(data(number)) for number in range(2)]
+        assert scratch._writer.flush(60)
+        parcels[0].fetch()
+        scratch._reader.submit(lambda: None).result()  # after it: nothing is left to wait for
+        assert torch.equal(parcels[0].bytes(), data(0))
+        assert not waits
+        assert torch.equal(parcels[1].bytes(), data(1))
+    assert len(waits) == 1
+    assert waits[0] > 0
+
+
 def test_a_file_is_there_as_long_as_one_of_its_parcels(scratch: ScratchFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch_files, "_FILE", 150_000)
     before = open_files()

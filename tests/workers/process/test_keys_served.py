@@ -27,7 +27,7 @@ from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.gate import KeyEvent, KeyGate
 from stageline.broker.coordinator.run import run_of
 from stageline.broker.keys.admission import KeyRefusal, ServerKeys
-from stageline.broker.keys.orders import KeyOrder
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.pairs import KeyPair, invite_pair, operator_pair
 from stageline.broker.keys.register import Invitation, KeyRegister, Right
 from stageline.broker.transports.base import open_client, open_server
@@ -114,7 +114,7 @@ def test_a_guest_and_an_invitation_take_no_place_and_give_no_orders(desk: Desk) 
     assert "no right to work" in desk.refusal(GUEST, hello("guest"))
     assert "no right to stop" in desk.refusal(GUEST, StopRun("enough"), RUN.of_control)
     assert "invitation" in desk.refusal(INVITED, hello("invited"))
-    order = KeyOrder("admit", STRANGER.public.text)
+    order = KeyChange("admit", STRANGER.public.text)
     assert "the broker's own user" in desk.refusal(GUEST, order, RUN.of_control)
     assert "the broker's own user" in desk.refusal(WORKER, Exited(0, 1, 1), RUN.of_control)
     assert isinstance(desk.hears(GUEST, Ask("why")), Answer)

@@ -1,8 +1,8 @@
-"""What the compute loop leaves behind for the reports."""
+"""Facts that the compute loop leaves for the reports."""
 
-from stageline.broker.ledger.times import timed_actions
+from stageline.broker.ledger.times import WaitCause, timed_actions, timed_waits
 from stageline.pipeline.program import Per
-from stageline.pipeline.schedule import make_schedule
+from stageline.pipeline.schedule import Kind, make_schedule
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.idle import CallWait
 from stageline.workers.runtime.progress import Progress
@@ -21,6 +21,20 @@ def test_a_finished_step_becomes_a_record_with_the_times_of_its_actions() -> Non
     assert timed == [("0F0", 0.0, 0.5), ("0B0", 1.0, 1.5), ("0U", 2.0, 2.5)]
     assert (record.loss, progress.newest, progress.finished) == (0.25, (0, 0.25), {0: 1})
     assert (progress.actions, progress.busy, progress.open[0]) == (3, 1.5, [])
+
+
+def test_waits_for_offloaded_activations_lie_in_their_action_and_are_no_waits_of_the_next() -> None:
+    progress = Progress(last=0)
+    for begin, instruction in enumerate(calls_of(make_schedule("gpipe", line(1), 1), 1).instructions(0)):
+        progress.computing(instruction, float(begin))
+        if instruction.op.action.kind is Kind.BACKWARD:
+            progress.offloaded(0.125)
+            progress.offloaded(0.125)
+        progress.done(instruction, begin + 0.5)
+    progress.closed(0, 0, 0.25)
+    (record,) = progress.steps
+    (wait,) = timed_waits(record)
+    assert (wait.cause, str(wait.before), wait.start, wait.end) == (WaitCause.OFFLOAD, "0B0", 1.0, 1.25)
 
 
 def test_a_broker_without_records_receives_how_far_each_stage_is_and_the_losses() -> None:

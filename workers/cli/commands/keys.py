@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from stageline.broker.errors import BadKey
+from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.join_line import split_key
-from stageline.broker.keys.orders import KeyOrder
 from stageline.broker.keys.pairs import VERSION, KeyPair, PublicKey
 from stageline.broker.keys.parties import way_in
 from stageline.broker.keys.register import Right
@@ -150,8 +150,8 @@ def invite(
     Give it to `stageline worker --join` there, in single quotes. WHERE is a run's folder, or a plan, whose newest run
     is meant. Default: the newest run in ./runs. For the user who runs the broker, on its machine.
     """
-    order = KeyOrder("invite", "", name, worker, _chosen(rights), once, seconds)
-    url, changed = _order(where, order)
+    wanted = KeyChange("invite", "", name, worker, _chosen(rights), once, seconds)
+    url, changed = _change(where, wanted)
     line = own_join_line(split_key(url)[0], changed["run"], os.environ, changed["serial"])
     facts = {"schema": "keys-invite/1", "line": line, **changed}
     answer(facts, as_json, partial(_show_line, facts))
@@ -274,7 +274,7 @@ def admit(key: str, where: str | None, name: str, worker: int | None, rights: tu
     KEY is a public key, or the first characters of one that the broker knows. WHERE is a run's folder, or a plan, whose
     newest run is meant. Default: the newest run in ./runs. For the user who runs the broker, on its machine.
     """
-    _, changed = _order(where, KeyOrder("admit", key, name, worker, _chosen(rights)))
+    _, changed = _change(where, KeyChange("admit", key, name, worker, _chosen(rights)))
     answer(
         {"schema": "keys-admit/1", **changed},
         as_json,
@@ -302,7 +302,7 @@ def revoke(key: str, where: str | None, successors: bool, as_json: bool) -> None
     KEY is a public key, or the first characters of one that the broker knows. WHERE is a run's folder, or a plan, whose
     newest run is meant. Default: the newest run in ./runs. For the user who runs the broker, on its machine.
     """
-    _, changed = _order(where, KeyOrder("revoke", key, successors=successors))
+    _, changed = _change(where, KeyChange("revoke", key, successors=successors))
     answer({"schema": "keys-revoke/1", **changed}, as_json, lambda: say(f"{changed['key']} is revoked"))
     for each in changed["revoked_with"]:
         options.tell(
@@ -318,19 +318,19 @@ def _chosen(rights: Sequence[str]) -> tuple[Right, ...]:
     return tuple(dict.fromkeys(map(Right, rights)))
 
 
-def _order(where: str | None, order: KeyOrder) -> tuple[str, Facts]:
-    """Have the run's broker carry out an order; return its address, and what was changed, with the id of the run.
+def _change(where: str | None, wanted: KeyChange) -> tuple[str, Facts]:
+    """Have the run's broker change its keys; return its address, and what was changed, with the id of the run.
 
     Raises:
-        CommandFailed: The run has no broker with this user's key, or the broker refuses the order.
+        CommandFailed: The run has no broker with this user's key, or the broker refuses.
         BrokerUnreachable: The broker does not answer.
     """
     folder, url = _broker_of(where)
     with Client(url, lambda: runs.read_control_secret(folder), pair_towards(url, os.environ)) as client:
         try:
-            if order.key:
-                order = msgspec.structs.replace(order, key=_whole(order, client.ask("keys", PATIENCE)))
-            facts = client.order(order, PATIENCE)
+            if wanted.key:
+                wanted = msgspec.structs.replace(wanted, key=_whole(wanted, client.ask("keys", PATIENCE)))
+            facts = client.change_keys(wanted, PATIENCE)
         except ValueError as refusal:
             raise CommandFailed(str(refusal), ExitCode.USAGE) from refusal
     changed = facts["changed"]
@@ -370,30 +370,30 @@ def _demand_own(url: str, folder: Path) -> None:
     own = own_pair(os.environ).public
     if broker != own:
         raise CommandFailed(
-            f"the broker of run {folder.name} has the key {broker.text}, and yours is {own.text}: give orders about "
+            f"the broker of run {folder.name} has the key {broker.text}, and yours is {own.text}: change "
             "its keys as the user who runs it, on its machine, with the same STAGELINE_KEY_FILE",
             ExitCode.REFUSED,
         )
 
 
-def _whole(order: KeyOrder, known: Facts) -> str:
-    """Return the text of the key that an order names by its first characters. Raises `CommandFailed`."""
+def _whole(wanted: KeyChange, known: Facts) -> str:
+    """Return the text of the key that a change names by its first characters. Raises `CommandFailed`."""
     texts = [*known["knocks"], *(each["key"] for each in (*known["keys"], *known["invitations"]))]
-    found = sorted({each for each in texts if each.startswith((order.key, f"{VERSION}.{order.key}"))})
+    found = sorted({each for each in texts if each.startswith((wanted.key, f"{VERSION}.{wanted.key}"))})
     if len(found) == 1:
         return str(found[0])
     if found:
         raise CommandFailed(
-            f"{order.key} begins {len(found)} keys: {', '.join(found)}; write more of it", ExitCode.USAGE
+            f"{wanted.key} begins {len(found)} keys: {', '.join(found)}; write more of it", ExitCode.USAGE
         )
     try:
-        return PublicKey.parse(order.key).text
+        return PublicKey.parse(wanted.key).text
     except BadKey as error:
         raise CommandFailed(
-            f"the broker knows no key that begins with {order.key}, and {error}", ExitCode.USAGE
+            f"the broker knows no key that begins with {wanted.key}, and {error}", ExitCode.USAGE
         ) from error
 
 
 keys.add_command(acl)
-keys.add_command(reload_with(_order))
+keys.add_command(reload_with(_change))
 keys.add_command(rotate)

@@ -85,20 +85,20 @@ def replay(
     copy = int(stage) if stage.isdecimal() else _copy(folder, stage)
     say(f"stageline: executes {', '.join(code_of(plan or again.recorded_plan(folder, copy)))}", err=True)
     with options.user_prints_to_stderr():
-        replayed = again.replay(folder, again.ReplayTarget(copy, step, microbatch), plan, [*map(Path, messages)])
-    cause = cause_of(replayed.error) if replayed.error else None
+        found = again.replay(folder, again.ReplayTarget(copy, step, microbatch), plan, [*map(Path, messages)])
+    cause = cause_of(found.error) if found.error else None
     if issubclass(type(cause), BdbQuit):  # `isinstance` may ask the exception, whose class may be the user's
         raise CommandFailed("left the debugger", ExitCode.INTERRUPTED)
     if cause is not None:
         say(traceback_text(cause), err=True)
     place = {"stage": copy, "step": step, "microbatch": microbatch}
-    facts = {"schema": "replay/1", "run": replayed.run, **place, **_facts(replayed)}
-    results = [f"{each.action}  {each.found}: {_SAME[each.same]}" for each in replayed.outcomes]
-    notes = [f"{when}: {text}" for when, text in replayed.notes.items()]
-    title = f"stage {stage}, step {step}, microbatch {microbatch} of run {replayed.run}"
-    answer(facts, as_json, lambda: say("\n  ".join([title, replayed.beginning, *results, *notes])))
-    if not replayed.reproduced:
-        raise CommandFailed(replayed.verdict, ExitCode.FAILED, answered=True)
+    facts = {"schema": "replay/1", "run": found.run, **place, **_facts(found)}
+    results = [f"{each.action}  {each.found}: {_SAME[each.same]}" for each in found.outcomes]
+    notes = [f"{when}: {text}" for when, text in found.notes.items()]
+    title = f"stage {stage}, step {step}, microbatch {microbatch} of run {found.run}"
+    answer(facts, as_json, lambda: say("\n  ".join([title, found.beginning, *results, *notes])))
+    if not found.reproduced:
+        raise CommandFailed(found.verdict, ExitCode.FAILED, answered=True)
 
 
 def _copy(folder: Path, label: str) -> int:

@@ -4,10 +4,10 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,7 +46,14 @@ _workers = click.option(
 )
 FORMATS = ("safetensors", "transformers", "dcp", "stages", "onnx")
 _SHARD = "5GiB"
-_COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--device")}
+_GROUPS = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--device")}
+
+
+def _computing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of all that compute with a run's weights."""
+    for option in reversed((_batch_size, _workers, _device, options.step, _best, _ema, _plan)):
+        command = option(command)
+    return command
 
 
 @click.command(
@@ -55,7 +62,7 @@ _COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--dev
         "stageline predict runs/digits-20260131-101500-1f0c --input x.npy --output y.npy",
         "stageline predict runs/digits-20260131-101500-1f0c --input x.csv --output y.csv --step 120 --device cpu",
     ),
-    groups={"Plan": ("--plan",), "Data": ("--input", "--output", "--batch-size"), **_COMPUTING},
+    groups={"Plan": ("--plan",), "Data": ("--input", "--output", "--batch-size"), **_GROUPS},
     codes=codes(ExitCode.REFUSED, failed="a stage failed, or weights are damaged"),
 )
 @options.run
@@ -63,13 +70,7 @@ _COMPUTING = {"Checkpoint": ("--best", "--ema"), "Workers": ("--workers", "--dev
 @click.option(
     "--output", "target", type=click.Path(), required=True, help="A .safetensors, .npy or .csv file, written whole."
 )
-@_batch_size
-@_workers
-@_device
-@options.step
-@_best
-@_ema
-@_plan
+@_computing
 def predict(
     run: str,
     source: str,
@@ -106,7 +107,7 @@ def predict(
         "stageline eval runs/digits-20260131-101500-1f0c",
         "stageline eval runs/digits-20260131-101500-1f0c --best --data data.py:test --json",
     ),
-    groups={"Plan": ("--plan",), "Data": ("--data", "--source", "--metrics", "--batch-size"), **_COMPUTING},
+    groups={"Plan": ("--plan",), "Data": ("--data", "--source", "--metrics", "--batch-size"), **_GROUPS},
     codes=codes(ExitCode.REFUSED, failed="a stage failed, or weights are damaged"),
 )
 @options.run
@@ -115,13 +116,7 @@ def predict(
 @click.option(
     "--metrics", metavar="REFERENCE", multiple=True, help="A metric to use in place of the plan's. May be repeated."
 )
-@_batch_size
-@_workers
-@_device
-@options.step
-@_best
-@_ema
-@_plan
+@_computing
 @options.as_json
 def evaluate(
     run: str,

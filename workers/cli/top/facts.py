@@ -1,4 +1,4 @@
-"""What `stageline top` knows of a run: a thread asks the broker, or the run's records, and hands each look on.
+"""Facts that `stageline top` knows of a run: a thread asks the broker, or the run's records, and hands each look on.
 
     thread    status, queues, timetable, why, microbatches  ──> Glance ──> the screen
 
@@ -211,8 +211,13 @@ def looker(where: str | None, broker: str | None, show: Callable[[Glance], objec
     return Looker(show, partial(options.asking, where, broker), recorded, every)
 
 
+_PART_OF = {"data": "data", "disk": "disk", "offload": "disk"}
+
+
 def bars(steps: Sequence[Facts]) -> dict[int, dict[str, float]]:
     """Return by worker the seconds of some steps in which it computed, waited, and was held up by data and the disk.
+
+    The disk has snapshots, and activations in files.
 
     Args:
         steps: Steps of the answer `timetable`.
@@ -225,8 +230,8 @@ def bars(steps: Sequence[Facts]) -> dict[int, dict[str, float]]:
             bar["compute"] += each["end"] - each["start"]
         for each in step["idle"]:
             bar, seconds = found[each["worker"]], max(0.0, min(end, each["end"]) - each["start"])
-            bar[each["cause"] if each["cause"] in ("data", "disk") else "wait"] += seconds
-            if each["cause"] == "data":  # within the action that drew rows
+            bar[_PART_OF.get(each["cause"], "wait")] += seconds
+            if each["cause"] in ("data", "offload"):  # within the action
                 bar["compute"] = max(0.0, bar["compute"] - seconds)
         for worker in found:
             last = max((each["end"] for each in step["actions"] if each["worker"] == worker), default=end)

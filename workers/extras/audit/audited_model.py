@@ -71,8 +71,7 @@ def codecs_at(plan: Plan, cuts: Iterable[int]) -> dict[int, CutCodecs]:
         ModelRefused: The model cannot be made.
         PlanRefused: The model cannot be cut as the plan says.
     """
-    given = plan.queues.codec
-    named = isinstance(given, dict) and any("-" in name for name in given)
+    named = any("-" in name for name in plan.queues.codecs)
     stages = {part.first_layer: part.index for part in build_segments(plan)} if named else {}
     return {cut: _codecs(plan, stages.get(cut)) for cut in cuts}
 

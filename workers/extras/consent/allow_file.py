@@ -171,8 +171,8 @@ def read_allowed(file: Path) -> AllowFile:
         AllowFileWrong: The file cannot be read, is no such file, or every user of this machine may write to it.
     """
     try:
-        mode = file.stat().st_mode
-        if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        found = file.stat().st_mode
+        if stat.S_ISREG(found) and found & stat.S_IWOTH:
             raise FileUnreadable(f"every user of this machine may write to it. Run: chmod o-w {shlex.quote(str(file))}")
         return msgspec.convert(tables_in(read_text(file, LONGEST_PLAN)), AllowFile)
     except FileNotFoundError:

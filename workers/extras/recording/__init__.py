@@ -1,5 +1,5 @@
 """Records of what stages take and give, taps of layers, bad microbatches left out.
 
 May import `pipeline`, `disk`, `runtime`, `checkpoint` and `runs`. Read `replay.py` first; for outputs of layers
-`tap_files.py`, `tap_writer.py` and `reading.py`, then `probe.py`; `skipping.py` leaves microbatches out.
+`tapped_files.py`, `taps.py` and `reading.py`, then `probe.py`; `skipping.py` leaves microbatches out.
 """

@@ -14,7 +14,7 @@ from stageline.workers.disk.tensor_file import forms_in, read_tensors
 from stageline.workers.runs.folder import RESULT
 
 from . import skipping
-from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapLayer, TapPlace, TapsAbout, place_of, stage_folder
+from .tapped_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapLayer, TapPlace, TapsAbout, place_of, stage_folder
 
 Activations = Tensor | dict[str, Tensor]  # of a layer that returns one tensor; by their places in what it returns
 _SHOWN = 3  # missing files that an error names

@@ -182,6 +182,7 @@ class Recorder(WorkerFeature):
     """Feature that records the microbatch that stops the run and, with a `writer`, all inputs and results of stages."""
 
     name = "recorder"
+    only_trains = True
 
     def __init__(self, place: WorkerPlace, writer: RecordWriter | None) -> None:
         """Create the feature for the worker at `place`. Without a `writer`, only a bad microbatch is recorded."""
@@ -205,8 +206,6 @@ class Recorder(WorkerFeature):
             return compute
 
         def recorded(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            if instruction.evaluates:
-                return compute(instruction, received)
             index = instruction.action.stage
             for queue, payload in zip(taken_queues(instruction), received, strict=True):
                 before = map_tensors(own_copy, payload)  # a layer may write to its input

@@ -95,6 +95,7 @@ class Skipping(WorkerFeature):
     """The feature that leaves bad microbatches out of an executor's computations."""
 
     name = "skipping"
+    only_trains = True
 
     def __init__(self, executor: Executor, decisions: SkipLog) -> None:
         """Read the decisions that were made before.
@@ -112,8 +113,6 @@ class Skipping(WorkerFeature):
         """Return `compute` without bad microbatches, for forwards; others are unchanged."""
 
         def forward(instruction: Instruction, received: Sequence[Tree]) -> Tree:
-            if instruction.evaluates:
-                return compute(instruction, received)
             if _place(instruction) in self._decided:
                 return self._leave_out(instruction)
             buffers = stage.buffers()

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from itertools import chain
-from time import monotonic, time
+from time import monotonic
 
 import msgspec
 import structlog
@@ -33,6 +33,7 @@ from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.errors import Bug, ExitCode
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.program import Per, Program
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
@@ -78,7 +79,7 @@ class ScriptProgress(Progress):
 
     def does(self, said: str, calls: int) -> None:
         """Note that the script computes, after `calls` calls; `said` describes the activity."""
-        self.since, self.actions, self.waits = time(), calls, False
+        self.since, self.actions, self.waits = STEADY.time(), calls, False
         self._activity = Doing(said, computing=(self.since, None))
 
     def awaits(self, said: str, calls: int, wanted: Callable[[float], Wait]) -> None:
@@ -89,7 +90,7 @@ class ScriptProgress(Progress):
             calls: Number of calls so far.
             wanted: Returns the wait for a reply, for the time at which it begins.
         """
-        self.since, self.actions, self.waits = time(), calls, True
+        self.since, self.actions, self.waits = STEADY.time(), calls, True
         self._activity = Doing(said, (wanted(self.since),))
 
     def has_no_room(self) -> bool:
@@ -286,7 +287,7 @@ class Driver:
     def _count_queues(self) -> None:
         """Count the script's queues, if the next report wants that."""
         if self.progress.counts_wanted:
-            self.progress.counted(self._counter.count(time()))
+            self.progress.counted(self._counter.count(STEADY.time()))
 
     def _take_replies(self) -> None:
         """Wait for the next reply, or for something to do."""

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Any, Protocol
 
 from stageline.broker.keys.pairs import KeyPair
@@ -27,6 +27,7 @@ from stageline.pipeline.addresses import EVERY_INTERFACE, host_of, is_showable, 
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.printable import printable_line
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.workers.control.client import BrokerUnreachable, Client
 from stageline.workers.keys.keyring import own_address, own_join_line
 from stageline.workers.runs.folder import Facts
@@ -75,7 +76,7 @@ def waits_for(progress: Progress, asked: Asked) -> str:
 
     `progress` is the script's own; if the script waits, the broker is `asked` for the reason.
     """
-    if time() - progress.since < PATIENCE:
+    if STEADY.time() - progress.since < PATIENCE:
         return ""
     if not progress.waits:
         return f"the script {progress.activity().said}"

@@ -1,4 +1,4 @@
-"""What was tapped is joined with its samples and checked; what is missing or damaged is named."""
+"""Tapped outputs are joined with their samples and checked; missing or damaged ones are named."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stageline import NoTaps, TapsUnusable, read_taps
 from stageline.workers.disk.tensor_file import write_tensors
-from stageline.workers.extras.recording.tap_files import TapLayer, TapPlace, TapsAbout
+from stageline.workers.extras.recording.tapped_files import TapLayer, TapPlace, TapsAbout
 
 Content = Mapping[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""What has become of a run, by the files in its folder."""
+"""States of runs, by the files in their folders."""
 
 from contextlib import closing
 from pathlib import Path
@@ -152,6 +152,17 @@ def test_who_restarts_a_broker_that_is_away_is_named(plan, command, who, tmp_pat
     mine = msgspec.convert(read_owner(tmp_path), RunOwner)
     with recorded_run(record(tmp_path / "run-1", plan=plan, owner=mine, at=time(), registry=PLACES)) as run:
         assert ending_of(run).action == f"wait: workers train without a broker, and {who} restarts it"
+
+
+def test_records_are_as_old_as_the_systems_clock_says_although_it_was_set_during_the_run(tmp_path):
+    write_owner(tmp_path, PLAN, "train")
+    elsewhere = msgspec.structs.replace(msgspec.convert(read_owner(tmp_path), RunOwner), host="elsewhere")
+    folder, at = record(tmp_path / "run-1", owner=elsewhere, registry=PLACES), time() - 3600
+    with closing(SqliteStore(folder / "broker.sqlite")) as store:
+        store.put(OBSERVED, {"at": at, "behind": 3600.0, "training_steps": 20})
+    with recorded_run(folder) as run:
+        assert str(run.state) == "running"
+        assert (run.observed_at, run.as_of) == (at, at + 3600)  # ages in the records are by the run's own clock
 
 
 def test_of_a_process_on_another_machine_only_the_age_of_the_records_tells(tmp_path):

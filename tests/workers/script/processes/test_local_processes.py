@@ -48,6 +48,18 @@ def run_script(workspace: Workspace, stack: ExitStack) -> Callable[[Callable[[],
     return run
 
 
+@pytest.fixture
+def gated(workspace: Workspace, run_script: Callable[[Callable[[], object]], Script]) -> tuple[Script, Barrier]:
+    """A script whose run waits at a gate in step 4, and the gate."""
+    gate = Barrier(workspace.folder, AT)
+
+    def script() -> object:
+        with start(Closures(gate), plan_of(STEPS)) as processes:
+            return told(processes.wait(60))
+
+    return run_script(script), gate
+
+
 def await_end(workspace: Workspace, *pids: int) -> None:
     """Until no process of the script is left, but for `pids`; the test's time limit is the bound."""
     while set(workspace.processes()) - {*pids}:
@@ -84,14 +96,8 @@ def test_a_run_with_a_scripts_closures_ends_as_a_plain_loop_does(workspace, run_
     await_end(workspace)
 
 
-def test_a_worker_that_is_killed_is_replaced_by_one_with_the_closures(workspace, run_script):
-    gate = Barrier(workspace.folder, AT)
-
-    def script() -> object:
-        with start(Closures(gate), plan_of(STEPS)) as processes:
-            return told(processes.wait(60))
-
-    running = run_script(script)
+def test_a_worker_that_is_killed_is_replaced_by_one_with_the_closures(workspace, gated):
+    running, gate = gated
     worker = gate.await_worker()
     gate.leave_open()
     os.kill(worker, signal.SIGKILL)
@@ -155,14 +161,8 @@ def test_a_script_may_begin_another_run_after_the_first(workspace, run_script):
 
 
 @pytest.mark.slow
-def test_without_its_template_a_run_goes_on_until_it_needs_another_process(workspace, run_script):
-    gate = Barrier(workspace.folder, AT)
-
-    def script() -> object:
-        with start(Closures(gate), plan_of(STEPS)) as processes:
-            return told(processes.wait(60))
-
-    running = run_script(script)
+def test_without_its_template_a_run_goes_on_until_it_needs_another_process(workspace, gated):
+    running, gate = gated
     worker = gate.await_worker()
     await_checkpoint(workspace)
     template = running.template()
@@ -179,14 +179,8 @@ def test_without_its_template_a_run_goes_on_until_it_needs_another_process(works
 
 
 @pytest.mark.slow
-def test_a_run_whose_template_was_killed_finishes_if_nothing_else_is_lost(workspace, run_script):
-    gate = Barrier(workspace.folder, AT)
-
-    def script() -> object:
-        with start(Closures(gate), plan_of(STEPS)) as processes:
-            return told(processes.wait(60))
-
-    running = run_script(script)
+def test_a_run_whose_template_was_killed_finishes_if_nothing_else_is_lost(workspace, gated):
+    running, gate = gated
     gate.await_worker()
     running.template().kill()
     gate.open()
@@ -194,14 +188,8 @@ def test_a_run_whose_template_was_killed_finishes_if_nothing_else_is_lost(worksp
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_nothing_and_is_named(workspace, run_script):
-    gate = Barrier(workspace.folder, AT)
-
-    def script() -> object:
-        with start(Closures(gate), plan_of(STEPS)) as processes:
-            return told(processes.wait(60))
-
-    running = run_script(script)
+def test_a_killed_launcher_leaves_nothing_and_is_named(workspace, gated):
+    running, gate = gated
     gate.await_worker()
     launcher = running.launcher()
     launcher.kill()

@@ -7,7 +7,7 @@ const KINDS = {
 };
 const OTHER_KIND = ["--other", "other actions"];
 const IDLE_COLOURS = { // of causes that are drawn; a worker that waits for another stage's computation is blank
-  wire: "--wire", data: "--data", disk: "--disk", script: "--script", evaluation: "--evaluation", switching: "--switching", paused: "--paused",
+  wire: "--wire", data: "--data", disk: "--disk", offload: "--offload", script: "--script", evaluation: "--evaluation", switching: "--switching", paused: "--paused",
   credit: "--credit", room: "--room", loop: "--loop",
 };
 

@@ -9,7 +9,7 @@ import torch
 
 from stageline.workers.cli.app import run
 from stageline.workers.disk.tensor_file import write_tensors
-from stageline.workers.extras.recording.tap_files import TapLayer, TapPlace, TapsAbout
+from stageline.workers.extras.recording.tapped_files import TapLayer, TapPlace, TapsAbout
 from support.answers import conforming
 
 

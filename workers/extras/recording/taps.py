@@ -33,7 +33,7 @@ from stageline.workers.runtime.left_out import is_left_out
 from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import WorkerFeature, WorkerPlace, awaited
 
-from .tap_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
+from .tapped_files import ABOUT, FOLDER, SAMPLES, TARGETS, TapPlace, about, named_tensors, stage_folder
 
 KEY = "taps"  # under which files wait at the writer
 BACKLOG = 256 * 2**20  # bytes that may wait to be written; then the compute loop waits too

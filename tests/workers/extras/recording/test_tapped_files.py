@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from stageline.workers.extras.recording.tap_files import TapPlace, named_tensors, place_of
+from stageline.workers.extras.recording.tapped_files import TapPlace, named_tensors, place_of
 
 
 def test_a_place_is_found_again_by_the_name_of_its_file() -> None:

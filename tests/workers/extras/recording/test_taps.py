@@ -1,4 +1,4 @@
-"""What is tapped is written behind the compute loop's back, in order with snapshots, and nothing is lost in silence."""
+"""Taps are written in a thread beside the compute loop, in order with snapshots, and nothing is lost in silence."""
 
 import errno
 import threading
@@ -14,8 +14,7 @@ from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.schedule import Action, Kind
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.disk.tensor_file import publish_tensors, read_tensors
-from stageline.workers.extras.recording import tap_writer
-from stageline.workers.extras.recording.tap_writer import KEY, TapFailed, TapWriter
+from stageline.workers.extras.recording.taps import KEY, TapFailed, TapWriter
 from stageline.workers.runtime.job import Job, prepare
 from stageline.workers.runtime.progress import Progress
 from support.workspace import Workspace
@@ -128,7 +127,7 @@ def test_what_was_tapped_before_a_snapshot_is_on_the_disk_when_that_is(
             raise OSError(errno.ENOSPC, "No space left on device")
         publish_tensors(path, tensors)
 
-    monkeypatch.setattr(tap_writer, "publish_tensors", write)
+    monkeypatch.setattr("stageline.workers.extras.recording.taps.publish_tensors", write)
     worker = TappedWorker(workspace)
     with worker.taps as taps:
         worker.forward()
@@ -145,7 +144,7 @@ def test_what_was_tapped_before_a_snapshot_is_on_the_disk_when_that_is(
 def test_beyond_the_backlog_the_loop_waits_and_says_for_what(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tap_writer, "LONGEST_WRITE", 0.01)
+    monkeypatch.setattr("stageline.workers.extras.recording.taps.LONGEST_WRITE", 0.01)
     gate = threading.Event()
     worker = TappedWorker(workspace)
     worker.writer.grant(KEY, 300)  # a file is 2 rows of 8 numbers, twice
@@ -166,7 +165,7 @@ def test_what_cannot_be_written_ends_the_run_and_is_named(
     def refuse(path: Path, tensors: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(tap_writer, "publish_tensors", refuse)
+    monkeypatch.setattr("stageline.workers.extras.recording.taps.publish_tensors", refuse)
     worker = TappedWorker(workspace)
     with worker.taps as taps:
         worker.forward()
