@@ -1,11 +1,9 @@
-"""The control messages: one tagged Struct each, encoded as msgpack behind a seal.
-
-The encoding is in `protocol.py`, the records that messages contain in `records.py`.
+"""The control messages, one tagged Struct each. Their encoding is in `protocol.py`, their records are in `records.py`.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined, Peeked
-    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Hold, Peek, ShowStacks, ShowLog,
-                        Stop, Refused
-    command -> broker   Ask, StopRun, PauseRun, KeyChange; a supervisor also Exited
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Hold, Leave, Peek, ShowStacks,
+                        ShowLog, Stop, Refused
+    command -> broker   Ask, StopRun, PauseRun, LeaveWorker, KeyChange; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
@@ -24,6 +22,7 @@ from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.parties import MOST_PARTIES, ReceivedParties
 from stageline.pipeline.program import Queue
 
+from .leaves import Leave, LeaveWorker, Leaving
 from .pauses import NOT_HELD, HeldBack, Hold, PauseRun
 from .peek import Look, Peeked
 from .place_keys import PlaceKeys, Secret
@@ -42,7 +41,7 @@ from .records import (
     WorkerRecord,
 )
 
-CONTROL_VERSION = 18
+CONTROL_VERSION = 19
 MOST_STEPS = 2000  # finished steps in one report, so that a broker that comes back is not swamped
 MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, from which on no other step is added
 MOST_ROUNDS = 500  # of evaluation, in one report
@@ -139,6 +138,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
         orders: The number of schedule orders that the worker knows.
         closed: The first step that the worker does not begin before it knows the next order; None if it waits for none.
         held: The newest order about a pause that the worker knows.
+        leaving: Notice that the worker leaves; None if it stays.
         stage_bytes: Memory of each stage: (stage, bytes without activations, bytes of one microbatch in flight, further
             bytes of that between the halves of its backward or None if the stage cannot split it).
         digests: Digests of the messages that this end has put into, or taken from, a queue at a server, by step. They
@@ -173,6 +173,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     orders: Count = 0
     closed: Count | None = None
     held: HeldBack = NOT_HELD
+    leaving: Leaving | None = None
     stage_bytes: list[tuple[Count, Count, Count, Count | None]] = []
     digests: list[StepDigest] = []
     memory: Count = 0
@@ -338,10 +339,11 @@ class Stop(_ControlMessage, frozen=True, tag="stop"):
 
 
 class Refused(_ControlMessage, frozen=True, tag="refused"):
-    """The broker's refusal: `reason` says why and what would work, `code` is the exit code to end with."""
+    """The broker's refusal: `reason` says why and what would work, `code` is the exit code; the run may be `over`."""
 
     reason: str
     code: int
+    over: bool = False
 
 
 class Ask(_ControlMessage, frozen=True, tag="ask"):
@@ -392,7 +394,7 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
     facts: dict[str, object]
 
 
-ToBroker = (
-    Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | StopRun | PauseRun | KeyChange
-)
-FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | Hold | Look | Stop | Refused | Answer
+Request = StopRun | PauseRun | LeaveWorker
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | Request | KeyChange
+_Order = Hold | Leave | Look
+FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | _Order | Stop | Refused | Answer

@@ -21,7 +21,7 @@ class Torn(SnapshotFailed):
 
 
 class Disk:
-    """What all machines see together."""
+    """Disk that all machines see together."""
 
     folder = "the disk"
 

@@ -10,17 +10,18 @@ import argparse
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from simulation.scenario import Scenario, drawn, drawn_script, with_pauses
+from simulation.scenario import Scenario, drawn, drawn_script, with_leavers, with_pauses
 from simulation.world import World
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a seed: what has befallen the run, how many virtual seconds it took, and what was wrong with it."""
+    """Outcome of a seed: the faults of the run, its virtual seconds, and the errors found in it."""
 
     seed: int
     fired: Counter[str]
@@ -28,16 +29,19 @@ class Found:
     wrong: str = ""
     script: bool = False
     pauses: bool = False
+    leavers: bool = False
 
     def __str__(self) -> str:
-        flags = f"{' --script' if self.script else ''}{' --pauses' if self.pauses else ''}"
+        flags = "".join(f" --{name}" for name in ("script", "pauses", "leavers") if getattr(self, name))
         return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}{flags}    # {self.wrong}"
 
 
-def simulate(seed: int, *, script: bool = False, pauses: bool = False, tell: bool = False) -> Found:
+def simulate(
+    seed: int, *, script: bool = False, pauses: bool = False, leavers: bool = False, tell: bool = False
+) -> Found:
     """Runs one seed, with `script` as a run that a script drives. Whatever it raises shows that something is wrong;
     `tell`: print where."""
-    world = World(_scenario(seed, script=script, pauses=pauses))
+    world = World(_scenario(seed, script=script, pauses=pauses, leavers=leavers))
     began = world.environment.clock.now
     wrong = ""
     try:
@@ -46,7 +50,7 @@ def simulate(seed: int, *, script: bool = False, pauses: bool = False, tell: boo
         wrong = f"{type(error).__name__}: {error}"
         if tell:
             traceback.print_exc()
-    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script, pauses)
+    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script, pauses, leavers)
 
 
 def main() -> int:
@@ -56,32 +60,34 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--script", action="store_true", help="runs that a script drives")
     parser.add_argument("--pauses", action="store_true", help="runs that a person pauses")
+    parser.add_argument("--leavers", action="store_true", help="runs that workers leave on notice")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     chosen = parser.parse_args()
+    kind = {"script": chosen.script, "pauses": chosen.pauses, "leavers": chosen.leavers}
     if chosen.seed is not None:
-        return _tell_one(chosen.seed, script=chosen.script, pauses=chosen.pauses)
-    seeds = range(chosen.first, chosen.first + chosen.seeds)
-    return _run_many(seeds, chosen.jobs, script=chosen.script, pauses=chosen.pauses)
+        return _tell_one(chosen.seed, kind)
+    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, kind)
 
 
-def _scenario(seed: int, *, script: bool, pauses: bool) -> Scenario:
+def _scenario(seed: int, *, script: bool, pauses: bool, leavers: bool) -> Scenario:
     found = drawn_script(seed) if script else drawn(seed)
-    return with_pauses(found) if pauses else found
+    found = with_pauses(found) if pauses else found
+    return with_leavers(found) if leavers else found
 
 
-def _tell_one(seed: int, *, script: bool, pauses: bool) -> int:
-    print(_scenario(seed, script=script, pauses=pauses))
-    found = simulate(seed, script=script, pauses=pauses, tell=True)
+def _tell_one(seed: int, kind: Mapping[str, bool]) -> int:
+    print(_scenario(seed, **kind))
+    found = simulate(seed, **kind, tell=True)
     _print_fired(found.fired)
     print(f"{found.seconds:.6f} virtual seconds: {found.wrong or 'all is well'}")
     return 1 if found.wrong else 0
 
 
-def _run_many(seeds: range, jobs: int, *, script: bool, pauses: bool) -> int:
+def _run_many(seeds: range, jobs: int, kind: Mapping[str, bool]) -> int:
     fired: Counter[str] = Counter()
     failed = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for found in pool.map(partial(simulate, script=script, pauses=pauses), seeds, chunksize=50):
+        for found in pool.map(partial(simulate, **kind), seeds, chunksize=50):
             fired += found.fired
             if found.wrong:
                 failed += 1

@@ -347,7 +347,7 @@ class World:
         )
 
     def _watch(self, sends: list[Outgoing]) -> None:
-        """What the broker announces is on the disk, and never goes back while its records are not tampered with."""
+        """Announced checkpoints are on the disk, and never go back while the broker's records are not tampered with."""
         for _, message in sends:
             match message:
                 case Trim(step):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from stageline.broker.control.leaves import Leaving
 from stageline.broker.control.messages import (
     MOST_DIGESTS,
     MOST_ROUNDS,
@@ -66,6 +67,7 @@ class Reporter:
         clock: Callable[[], float] = STEADY.time,
         where: Callable[[int], str] = lambda stage: "",
         memory: Callable[[], int] = int,
+        leaving: Callable[[], Leaving | None] = lambda: None,
     ) -> None:
         """Start with nothing sent.
 
@@ -76,9 +78,11 @@ class Reporter:
             clock: Returns the seconds since the epoch.
             where: Returns a stage's place in the model, such as "layer 3" or "the loss".
             memory: Returns the bytes of memory that the process takes; 0 if it does not know.
+            leaving: Returns the worker's notice that it leaves; None if it stays.
         """
         self.progress = progress
         self._memory = memory
+        self._leaving = leaving
         self._broker_clock = BrokerClock()
         self._where = where
         self.incarnation = incarnation
@@ -199,6 +203,7 @@ class Reporter:
             orders=len(orders),
             closed=closed,
             held=progress.held.known,
+            leaving=self._leaving(),
             stage_bytes=[(stage, *taken) for stage, taken in list(progress.stage_bytes.items())],
             digests=list(self._digests) if must_arrive else [],
             memory=self._memory(),

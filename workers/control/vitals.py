@@ -1,4 +1,4 @@
-"""Memory of a worker's process, and the offset of the broker's clock, for its reports.
+"""Memory of a worker's process, and the offset of the broker's clock.
 
     worker  ──report, sent at a──>  broker          offset = t - (a + b) / 2, wrong by at most (b - a) / 2
             <──confirmed at t─────  received at b   of the last answers, the one with the shortest way counts

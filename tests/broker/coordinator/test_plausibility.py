@@ -1,4 +1,4 @@
-"""What a genuine worker cannot have done has no effect, though it has the secret: it is counted and named."""
+"""Reports of the impossible have no effect, though a worker has the secret: they are counted and named."""
 
 from dataclasses import replace
 

@@ -1,6 +1,7 @@
 """Commands that ask about a run and print the answer: `status`, `why` and `story`."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -131,6 +132,7 @@ def show_status(facts: Facts) -> None:
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         "" if facts["best"] is None else f"best {best_of(facts['best'])}",
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
+        *_free(facts),
         *answers.pace(facts),
         *_chosen(facts.get("orders")),
         *_admission(facts.get("keys")),
@@ -140,6 +142,14 @@ def show_status(facts: Facts) -> None:
     columns = ("worker", "stages", "is", "process", "reported", "idle", "memory", "actions", "now")
     rows = [_worker_row(worker["index"], worker) for worker in facts["workers"]]
     show("workers", columns, [*rows, *(_worker_row("script", each) for each in callers)])
+
+
+def _free(facts: Facts) -> Iterator[str]:
+    """Yield the places that workers have left on notice, and no other has taken."""
+    for each in facts["recovering"]:
+        if each.get("on_notice") and not each["given"]:
+            since = f"its worker left {duration(each['since'])} ago ({each['how']})"
+            yield f"the place of worker {each['index']} is free: {since}; a spare or a new worker takes it"
 
 
 def _chosen(orders: Facts | None) -> list[str]:

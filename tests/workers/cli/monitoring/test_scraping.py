@@ -237,7 +237,7 @@ def test_a_broker_that_takes_no_turn_is_waited_for_within_a_bound(monkeypatch: p
     monkeypatch.setattr(measured, "PATIENCE", 0.05)
     questions = Questions()
     assert asked_here(questions)("measures") is None
-    assert len(questions) == 0  # though nobody has answered: nobody waits any more
+    assert len(questions) == 0  # though there was no answer: the thread waits no more
     questions.answer(Conversation().core, 0.0)
 
 
