@@ -1,4 +1,4 @@
-"""Gate between a broker's channel and its coordinator: a message passes if the key that it came with may say it.
+"""Gate in front of a coordinator: a message passes if its key may say it.
 
     invitation's key    Enrolment alone, which the gate answers
     operator's key      everything; KeyChange, which the gate answers, if it is sealed with the run's secret as well

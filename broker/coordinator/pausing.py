@@ -1,4 +1,4 @@
-"""The pause of a run: all workers stop before one step, until a person has the run go on.
+"""The pause of a run: all workers stop before one step, until a person ends it.
 
 `broker/ledger/pauses.py` has the states. A worker answers in its reports. A stop that comes during a pause takes effect
 at the step of the pause; before that step is known, it ends the pause.

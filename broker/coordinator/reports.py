@@ -1,4 +1,4 @@
-"""Workers' reports taken into the run's state: finished steps, microbatches, rounds of evaluation, snapshots.
+"""Workers' reports taken into the run's state.
 
 Everything new is stored first, then the report is confirmed. A report of a genuine worker may contain what cannot be:
 numbers that do not exist, snapshots that are not due. Such a report, or such a part of it, has no effect; it is

@@ -1,4 +1,4 @@
-"""A worker with a place in the plan, or the script: the facts about it, its queues' pace, and its name."""
+"""A worker with a place in the plan, or the script: its facts, its queues' pace, its name."""
 
 import signal
 from collections import deque

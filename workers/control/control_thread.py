@@ -1,4 +1,4 @@
-"""A worker's connection to the broker: a thread that reports the compute loop's `Progress` and receives commands.
+"""A worker's connection to the broker: a thread that sends reports and receives commands.
 
     compute loop  --Progress-->  ControlThread  --Report (every BEAT seconds)-->  broker
     compute loop  <--commands--  ControlThread  <--Peers, Trim, Stop, ...-------  broker

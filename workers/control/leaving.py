@@ -1,4 +1,4 @@
-"""Notice of a worker that it leaves: a time by which it has to be gone, and the step at whose end it goes.
+"""Notice of a worker that it leaves, and the step at whose end it goes.
 
 given (a signal, or the broker's `Leave`) ──> reported ──> the run pauses ──> checkpoint complete ──> `Left`
                                                                 └──(time over)──────────────────────────^

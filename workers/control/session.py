@@ -1,4 +1,4 @@
-"""The worker's side of the control protocol after it has a place: messages to send and answers to take, without I/O.
+"""The worker's side of the control protocol after it has a place, without I/O.
 
     Session     Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
     Reporter    makes the reports from the `Progress` that the compute loop writes

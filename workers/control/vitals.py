@@ -45,11 +45,11 @@ class BrokerClock:
         if sent is not None and at and now >= sent:
             self._learn((now - sent) / 2, at - (sent + now) / 2)
 
-    def _learn(self, uncertain: float, ahead: float) -> None:
+    def _learn(self, uncertain: float, offset: float) -> None:
         known = self.offset
-        if known is not None and abs(ahead - known[0]) > uncertain + known[1]:
+        if known is not None and abs(offset - known[0]) > uncertain + known[1]:
             self._samples.clear()
-        self._samples.append((uncertain, ahead))
+        self._samples.append((uncertain, offset))
 
     @property
     def offset(self) -> tuple[float, float] | None:

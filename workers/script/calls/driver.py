@@ -38,7 +38,8 @@ from stageline.pipeline.program import Per, Program
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import LAST_REPLIES, UNDER_WAY, Call, CallKind, Position, answers, settled_call
-from stageline.workers.runtime.progress import Doing, Progress
+from stageline.workers.runtime.idle import Doing
+from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.queue_counter import QueueCounter
 
 from .batch_record import BatchRecord
