@@ -114,6 +114,7 @@ class FindingFact(AnswerFacts, frozen=True, kw_only=True):
         stages: Labels of its stages.
         hop: The stages between which messages are slow, of "wire".
         since: First step that it was so; None if it was in all known steps.
+        began: When that step began; None if that is not known.
         figures: Measured figures.
         text: The finding in words.
         remedies: What to do.
@@ -126,6 +127,7 @@ class FindingFact(AnswerFacts, frozen=True, kw_only=True):
     stages: list[str] | None
     hop: list[int] | None
     since: int | None
+    began: float | None
     figures: dict[str, float]
     text: str
     remedies: list[RemedyFact]
