@@ -18,6 +18,7 @@ from .claims import (
     python_cost,
     queue_speed,
     read_verbs,
+    recording_cost,
     recovery_cost,
     redis_speed,
     relay_cost,
@@ -61,6 +62,7 @@ CLAIMS: dict[str, Callable[[int], BenchmarkResult]] = {
     "weights": weights.measure,
     "coordinator": coordinator_load.measure,
     "read-verbs": read_verbs.measure,
+    "recording": recording_cost.measure,
     "zero-bubble": zero_bubble.measure,
 }
 

@@ -86,7 +86,7 @@ def mean_loss(losses: Iterable[Tensor]) -> float:
 
 
 def share() -> Tensor:
-    """What a microbatch's loss counts within its step; backpropagated as the loss's own gradient."""
+    """Weight of a microbatch's loss within its step; backpropagated as the loss's own gradient."""
     return torch.tensor(1.0 / MICROBATCHES)
 
 

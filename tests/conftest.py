@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and fixtures of all tests."""
 
 import atexit
 import gc
@@ -70,7 +70,7 @@ def workspace(tmp_path: Path, fork_server: ForkServer) -> Iterator[Workspace]:
 
 @pytest.fixture
 def stack() -> Iterator[ExitStack]:
-    """What a test opens, closed in reverse order at its end."""
+    """Resources that a test opens, closed in reverse order at its end."""
     with ExitStack() as stack:
         yield stack
 

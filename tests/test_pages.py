@@ -190,7 +190,7 @@ class ShownPage:
         return command.replace(shown[0], replace(JoinLine.parse(found[1]), address=shown[1]).text)
 
     def _printed(self) -> str:
-        """What the commands that go on have printed."""
+        """Text that the commands that go on have printed."""
         return "".join(each.going.output() for each in self._terminals.values() if each.going is not None)
 
     def _terminal(self, title: str) -> PageTerminal:

@@ -1,4 +1,4 @@
-"""What goes wrong with a run that a script has started."""
+"""Errors of a run that a script has started."""
 
 from pathlib import Path
 

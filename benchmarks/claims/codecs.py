@@ -89,7 +89,7 @@ class CodecExample:
         return sum(queue.message for queue in estimate(plan).queues) * plan.schedule.in_step
 
     def learn(self, codec: Directions) -> tuple[float, Crossing]:
-        """What the example has learned at its end, and what crosses the cut then."""
+        """Accuracy of the example at its end, and the bytes that cross the cut then."""
         runs = [self._trained([*self._sets(codec), f"run.seed={seed}"]) for seed in range(self.seeds)]
         return fmean(learned for learned, _ in runs), runs[0][1]
 

@@ -102,7 +102,7 @@ def join(core: Coordinator, stages: int, program: Program | None = None) -> int:
 
 
 def _reported(core: Coordinator, stage: int, step: int, now: float, snapshot: bool) -> list[FromBroker]:
-    """What comes of a report with a finished step, perhaps with its snapshot, and of a heartbeat."""
+    """Answers to a report with a finished step, perhaps with its snapshot, and of a heartbeat."""
     known, doing = core.run.registry.members[stage].incarnation, f"{stage}{Kind.FORWARD}0 of step {step}"
     record = StepRecord(stage, step, _TIMES, 0.5)
     snapshots = [(stage, step + 1)] if snapshot else []

@@ -55,7 +55,7 @@ COLUMNS = ("", "measured, MiB", "plan, MiB", "plan to measured", "seconds")
 
 
 class UnequalWeights(Exception):
-    """What changes no bit has changed some."""
+    """Error that weights differ where no bit may change."""
 
 
 def measure(rounds: int) -> BenchmarkResult:

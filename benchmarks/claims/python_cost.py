@@ -94,7 +94,7 @@ def _time(call: Callable[[], object]) -> float:
 
 
 def _loops() -> dict[tuple[str, str], Callable[[], float]]:
-    """What a microbatch takes, by what it is and by the stage that does it; each gives seconds a microbatch."""
+    """Time of a microbatch, by its part and by the stage that does it; each gives seconds a microbatch."""
     x = _activation()
     parts = {
         ("cutting the batch", BOTH): _cutting(),

@@ -1,4 +1,4 @@
-"""What zero bubble schedules gain on 1F1B, in stageline and in torch.
+"""Gain of zero bubble schedules over 1F1B, in stageline and in torch.
 
 Each schedule runs in stageline and in `torch.distributed.pipelining`: the same lists of actions, in two runtimes.
 """

@@ -1,4 +1,4 @@
-"""What the claims are measured with: rounds in turn, processes, servers, trips over a wire, and how a finding is told.
+"""Tools of the claims: rounds in turn, processes, servers, trips over a wire, and how a finding is told.
 
 Read `rounds.py` first.
 """

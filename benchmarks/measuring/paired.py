@@ -48,11 +48,13 @@ class StartedRun:
         ends: Returns when each of the steps ended that are finished by now, in seconds of `time.time`. Where few steps
             fit into a window, when their parts ended.
         parts: Ends in a step.
+        runs: Folder of runs that the run's folder is in.
     """
 
     group: int
     ends: Callable[[], Sequence[float]]
     parts: int = 1
+    runs: Path = Path("runs")
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to all processes, also to those in sessions of their own."""
@@ -171,8 +173,9 @@ def started(plan: Path, sets: Sequence[str] = (), past: int = 8, microbatches: i
         command = [sys.executable, "-P", "-m", "stageline", "train", str(plan), *words]
         environment = {**os.environ, "STAGELINE_KEY_FILE": f"{folder}/own.key"}
         with subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment) as process:
-            steps = StartedRun(process.pid, lambda: step_ends(Path(folder, "runs")))
-            parts = StartedRun(process.pid, lambda: microbatch_ends(Path(folder, "runs"), microbatches), microbatches)
+            runs = Path(folder, "runs")
+            steps = StartedRun(process.pid, lambda: step_ends(runs), runs=runs)
+            parts = StartedRun(process.pid, lambda: microbatch_ends(runs, microbatches), microbatches, runs)
             run = parts if microbatches else steps
             try:
                 _await_steps(steps, past, Path(folder, "log"))

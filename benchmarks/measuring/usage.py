@@ -1,4 +1,4 @@
-"""What a tree of processes has used, thread by thread, as Linux counts it in /proc: processor time in nanoseconds."""
+"""Usage of a tree of processes, thread by thread, as Linux counts it in /proc: processor time in nanoseconds."""
 
 from collections import Counter
 from collections.abc import Iterator

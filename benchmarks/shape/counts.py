@@ -1,4 +1,4 @@
-"""What the files of a checkout say by themselves: statements, class names, rooms, and which modules have a test."""
+"""Facts that the files of a checkout tell: statements, class names, rooms, and which modules have a test."""
 
 import ast
 from collections import defaultdict

@@ -116,7 +116,7 @@ def trace_deciding_of_broker(owner: Any) -> None:
     plain_tick, plain_handle, plain_observe = owner.tick, owner.handle, owner.keep_observation
 
     def unasked(plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What is due without being asked is not on the way."""
+        """Work that is due without being asked is not on the way."""
 
         def due(self: Any, *arguments: Any) -> Any:
             open_, BROKER.open = BROKER.open, False

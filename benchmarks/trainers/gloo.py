@@ -42,12 +42,12 @@ def train(workload: Workload, kind: Kind = Schedule1F1B, placement: Placement = 
 
 
 def write_lists(kind: type[_PipelineScheduleRuntime], placement: Placement, file: Path) -> None:
-    """What each process runs in a step, as torch writes it into a file in its format `compute_only`."""
+    """Have torch write the actions of each process in a step into a file in its format `compute_only`."""
     _in_group(placement, partial(_write_lists, kind, placement, file))
 
 
 def _in_group(placement: Placement, work: Callable[[int], R]) -> list[R]:
-    """What `work` returns in each process of a group, to which it gives the process's rank."""
+    """Results of `work` in each process of a group, to which it gives the process's rank."""
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "store")
         return together(*(partial(_rank, store, rank, len(placement), work) for rank in range(len(placement))))

@@ -64,7 +64,7 @@ _MORE, _LAST = int(zmq.SNDMORE), 0  # what follows a frame of a message
 
 
 class RungModel(Protocol):
-    """What one worker computes with."""
+    """Computation of one worker."""
 
     def forward(self, x: Tensor, target: Tensor | None, step: int, microbatch: int) -> Tensor:
         """The activation; with a target, the loss, or the microbatch's part of it."""
@@ -80,7 +80,7 @@ class RungModel(Protocol):
 
 
 class RungWire(Protocol):
-    """What one worker sends to the other, and receives from it."""
+    """Messages that one worker sends to the other, and receives from it."""
 
     def put(self, tensor: Tensor, step: int, microbatch: int) -> None: ...
 

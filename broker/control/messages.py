@@ -1,11 +1,9 @@
-"""The control messages: one tagged Struct each, encoded as msgpack behind a seal.
-
-The encoding is in `protocol.py`, the records that messages contain in `records.py`.
+"""The control messages, one tagged Struct each. Their encoding is in `protocol.py`, their records are in `records.py`.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined, Peeked
-    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Copying, ScheduleOrders, Hold, Peek, ShowStacks,
-                        ShowLog, Stop, Refused
-    command -> broker   Ask, StopRun, PauseRun, KeyChange; a supervisor also Exited
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Copying, ScheduleOrders, Hold, Leave, Peek,
+                        ShowStacks, ShowLog, Stop, Refused
+    command -> broker   Ask, StopRun, PauseRun, LeaveWorker, KeyChange; a supervisor also Exited
     broker  -> command  Answer, Refused
 
 The script of a scripted run is a worker without stages: it claims the place after the workers', reports what it does,
@@ -24,13 +22,13 @@ from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.parties import MOST_PARTIES, ReceivedParties
 from stageline.pipeline.program import Queue
 
+from .checkpoints import NO_COPIES, Copying, CopyReport, Trim
+from .leaves import Leave, LeaveWorker, Leaving
 from .pauses import NOT_HELD, HeldBack, Hold, PauseRun
 from .peek import Look, Peeked
 from .place_keys import PlaceKeys, Secret
 from .queue_counts import Depth, Intake
 from .records import (
-    CopyOrder,
-    CopyState,
     Count,
     EvaluationRecord,
     Event,
@@ -50,7 +48,6 @@ MOST_TIMES = 8 * 2**20  # bytes of times of the finished steps in one report, fr
 MOST_ROUNDS = 500  # of evaluation, in one report
 MOST_DIGESTS = 5000  # of steps of queues, in one report
 MOST_QUEUES = 20_000  # that one process has ends of
-MOST_COPIES = 20_000  # transfers of snapshots that one process takes part in
 LONGEST_TEXT = 100_000  # characters of a reason
 WAITS = "waits"  # the first word of `Report.now` while the compute loop has nothing to compute
 
@@ -93,8 +90,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
         parties: The parties of the process's plan.
         key: The text of the party's key that the process has; "" in a run without parties.
         notes: Notes for the other parties, sent with its endpoint. The broker passes them on, and cannot open them.
-        disk: A name that the run's folder on the worker's disk has for itself alone; "" before the worker knows it.
-            Workers with one disk hold no copies for each other.
+        disk: A name that the run's folder there has for itself alone: workers with one hold no copies for each other.
     """
 
     version: int
@@ -145,6 +141,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
         orders: The number of schedule orders that the worker knows.
         closed: The first step that the worker does not begin before it knows the next order; None if it waits for none.
         held: The newest order about a pause that the worker knows.
+        leaving: Notice that the worker leaves; None if it stays.
         stage_bytes: Memory of each stage: (stage, bytes without activations, bytes of one microbatch in flight, further
             bytes of that between the halves of its backward or None if the stage cannot split it).
         digests: Digests of the messages that this end has put into, or taken from, a queue at a server, by step. They
@@ -153,9 +150,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
         timed: True to have the confirmation say when it was sent.
         clock: The seconds by which the broker's clock is ahead of the worker's, and how far that may be wrong; None if
             it is not known.
-        copies: The transfers of snapshots that the worker knows, by number, and how far each is.
-        copied: Chunks of snapshots that the worker has sent or received.
-        lacks: (stage, step) of each snapshot that the worker begins with, and that is not on its disk.
+        copies: What the worker knows of transfers of snapshots.
     """
 
     incarnation: Count
@@ -182,14 +177,13 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     orders: Count = 0
     closed: Count | None = None
     held: HeldBack = NOT_HELD
+    leaving: Leaving | None = None
     stage_bytes: list[tuple[Count, Count, Count, Count | None]] = []
     digests: list[StepDigest] = []
     memory: Count = 0
     timed: bool = False
     clock: tuple[float, float] | None = None
-    copies: Annotated[list[tuple[Count, CopyState]], msgspec.Meta(max_length=MOST_COPIES)] = []
-    copied: Count = 0
-    lacks: Annotated[list[tuple[Count, Count]], msgspec.Meta(max_length=MOST_COPIES)] = []
+    copies: CopyReport = NO_COPIES
 
     @property
     def waiting(self) -> bool:
@@ -312,28 +306,6 @@ class Confirmed(_ControlMessage, frozen=True, tag="heard"):
     at: float = 0.0
 
 
-class Trim(_ControlMessage, frozen=True, tag="trim"):
-    """An announcement that checkpoint `step` is complete.
-
-    Queues may be trimmed to it and older snapshots deleted, except those of step `best`, which is that of the best
-    round of evaluation before `step`. In a run without snapshots: every stage has finished the steps before `step`.
-    """
-
-    step: int
-    best: Count | None = None
-
-
-class Copying(_ControlMessage, frozen=True, tag="copying"):
-    """The transfers of snapshots that a worker takes part in now: a transfer that is not among them is over.
-
-    Sent again until the worker reports just these. `lost` are snapshots that the worker lacks, and that no other worker
-    holds.
-    """
-
-    orders: tuple[CopyOrder, ...] = ()
-    lost: tuple[tuple[Count, Count], ...] = ()
-
-
 class ScheduleOrders(_ControlMessage, frozen=True, tag="orders"):
     """The schedules of a run's steps, in a run that chooses them: all `orders` so far.
 
@@ -361,10 +333,11 @@ class Stop(_ControlMessage, frozen=True, tag="stop"):
 
 
 class Refused(_ControlMessage, frozen=True, tag="refused"):
-    """The broker's refusal: `reason` says why and what would work, `code` is the exit code to end with."""
+    """The broker's refusal: `reason` says why and what would work, `code` is the exit code; the run may be `over`."""
 
     reason: str
     code: int
+    over: bool = False
 
 
 class Ask(_ControlMessage, frozen=True, tag="ask"):
@@ -415,9 +388,7 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
     facts: dict[str, object]
 
 
-ToBroker = (
-    Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | StopRun | PauseRun | KeyChange
-)
-FromBroker = (
-    Assigned | Standby | Peers | Confirmed | Trim | Copying | ScheduleOrders | Hold | Look | Stop | Refused | Answer
-)
+Request = StopRun | PauseRun | LeaveWorker
+ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | Request | KeyChange
+_Order = Copying | Hold | Leave | Look
+FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | _Order | Stop | Refused | Answer

@@ -6,19 +6,15 @@ durations and ages in seconds, sizes in bytes, shares from 0 to 1.
 
 from typing import Any
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
+from .answers import AnswerFacts
 from .copies_answer import CopyFacts
-from .history_answers import RecoveryFacts
+from .history_answers import BubbleFact, RecoveryFacts
 from .pauses import PauseFacts
 
 
-class _RunFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of all facts."""
-
-
-class ActionFact(_RunFacts, frozen=True, kw_only=True):
+class ActionFact(AnswerFacts, frozen=True, kw_only=True):
     """An action of a worker.
 
     Attributes:
@@ -36,7 +32,7 @@ class ActionFact(_RunFacts, frozen=True, kw_only=True):
     end: float
 
 
-class IdleFact(_RunFacts, frozen=True, kw_only=True):
+class IdleFact(AnswerFacts, frozen=True, kw_only=True):
     """A stretch of time in which a worker computed nothing.
 
     Attributes:
@@ -53,7 +49,7 @@ class IdleFact(_RunFacts, frozen=True, kw_only=True):
     end: float
 
 
-class TimetableStep(_RunFacts, frozen=True, kw_only=True):
+class TimetableStep(AnswerFacts, frozen=True, kw_only=True):
     """A step of all workers.
 
     Attributes:
@@ -74,7 +70,7 @@ class TimetableStep(_RunFacts, frozen=True, kw_only=True):
     planned: list[ActionFact]
 
 
-class ClockFact(_RunFacts, frozen=True, kw_only=True):
+class ClockFact(AnswerFacts, frozen=True, kw_only=True):
     """The clock of a worker's machine: the broker's was `ahead` by so many seconds, which the times contain."""
 
     worker: int
@@ -82,7 +78,7 @@ class ClockFact(_RunFacts, frozen=True, kw_only=True):
     ahead: float
 
 
-class TimetableFacts(_RunFacts, frozen=True, kw_only=True):
+class TimetableFacts(AnswerFacts, frozen=True, kw_only=True):
     """Steps of a run, measured and planned.
 
     Attributes:
@@ -99,7 +95,7 @@ class TimetableFacts(_RunFacts, frozen=True, kw_only=True):
     clocks: list[ClockFact]
 
 
-class RemedyFact(_RunFacts, frozen=True, kw_only=True):
+class RemedyFact(AnswerFacts, frozen=True, kw_only=True):
     """Something to do: a step would then take `seconds`, by simulation, which is shorter by the share `gain`."""
 
     do: str
@@ -107,7 +103,7 @@ class RemedyFact(_RunFacts, frozen=True, kw_only=True):
     gain: float
 
 
-class FindingFact(_RunFacts, frozen=True, kw_only=True):
+class FindingFact(AnswerFacts, frozen=True, kw_only=True):
     """A cause that limits a run.
 
     Attributes:
@@ -119,6 +115,7 @@ class FindingFact(_RunFacts, frozen=True, kw_only=True):
         stages: Labels of its stages.
         hop: The stages between which messages are slow, of "wire".
         since: First step that it was so; None if it was in all known steps.
+        began: When that step began; None if that is not known.
         figures: Measured figures.
         text: The finding in words.
         remedies: What to do.
@@ -131,12 +128,13 @@ class FindingFact(_RunFacts, frozen=True, kw_only=True):
     stages: list[str] | None
     hop: list[int] | None
     since: int | None
+    began: float | None
     figures: dict[str, float]
     text: str
     remedies: list[RemedyFact]
 
 
-class LimitingFact(_RunFacts, frozen=True, kw_only=True):
+class LimitingFact(AnswerFacts, frozen=True, kw_only=True):
     """The worker that computes most: it is `busy` for so large a share of a step."""
 
     worker: int
@@ -144,14 +142,7 @@ class LimitingFact(_RunFacts, frozen=True, kw_only=True):
     busy: float
 
 
-class BubbleFact(_RunFacts, frozen=True, kw_only=True):
-    """Share of a step in which the busiest worker does not compute, as measured and as planned for equal stages."""
-
-    measured: float | None
-    planned: float | None
-
-
-class SlowFacts(_RunFacts, frozen=True, kw_only=True):
+class SlowFacts(AnswerFacts, frozen=True, kw_only=True):
     """Limits of a run that makes progress.
 
     Attributes:
@@ -173,7 +164,7 @@ class SlowFacts(_RunFacts, frozen=True, kw_only=True):
     text: str
 
 
-class WaitFact(_RunFacts, frozen=True, kw_only=True):
+class WaitFact(AnswerFacts, frozen=True, kw_only=True):
     """A wait of worker `index` for a message, room or credit, in the chain of waits; see the reference of `why`."""
 
     index: int
@@ -191,7 +182,7 @@ class WaitFact(_RunFacts, frozen=True, kw_only=True):
     room: bool
 
 
-class WorkerFact(_RunFacts, frozen=True, kw_only=True):
+class WorkerFact(AnswerFacts, frozen=True, kw_only=True):
     """A worker, or the script, as its process last reported; without a process, only its place is known.
 
     Attributes:
@@ -229,14 +220,14 @@ class WorkerFact(_RunFacts, frozen=True, kw_only=True):
     clock: list[float] | UnsetType | None = UNSET
 
 
-class RootFact(_RunFacts, frozen=True, kw_only=True):
+class RootFact(AnswerFacts, frozen=True, kw_only=True):
     """The end of the chain of waits: its cause, and the worker where it ends."""
 
     cause: str
     worker: WorkerFact | None
 
 
-class HeardFact(_RunFacts, frozen=True, kw_only=True):
+class HeardFact(AnswerFacts, frozen=True, kw_only=True):
     """A worker whose report the answer is made of, and the age of that."""
 
     worker: int
@@ -244,7 +235,7 @@ class HeardFact(_RunFacts, frozen=True, kw_only=True):
     heard: float
 
 
-class WhyFacts(_RunFacts, frozen=True, kw_only=True):
+class WhyFacts(AnswerFacts, frozen=True, kw_only=True):
     """Why a run waits, or ended, and what limits it.
 
     Attributes:
@@ -270,7 +261,7 @@ class WhyFacts(_RunFacts, frozen=True, kw_only=True):
     action: str
 
 
-class PlanFact(_RunFacts, frozen=True, kw_only=True):
+class PlanFact(AnswerFacts, frozen=True, kw_only=True):
     """The plan of a run, as its broker knows it; `placement` has the stages of each worker."""
 
     digest: str
@@ -282,21 +273,21 @@ class PlanFact(_RunFacts, frozen=True, kw_only=True):
     lease: float
 
 
-class LossFact(_RunFacts, frozen=True, kw_only=True):
+class LossFact(AnswerFacts, frozen=True, kw_only=True):
     """The loss of a step; None for a step without rows, or one that is no finite number."""
 
     step: int
     loss: float | None
 
 
-class NormFact(_RunFacts, frozen=True, kw_only=True):
+class NormFact(AnswerFacts, frozen=True, kw_only=True):
     """The norm of a step's gradients."""
 
     step: int
     norm: float
 
 
-class EvaluationFact(_RunFacts, frozen=True, kw_only=True):
+class EvaluationFact(AnswerFacts, frozen=True, kw_only=True):
     """A round of evaluation after `step` steps; "nan", "inf" and "-inf" stand for numbers that JSON does not have."""
 
     step: int
@@ -305,7 +296,7 @@ class EvaluationFact(_RunFacts, frozen=True, kw_only=True):
     metrics: dict[str, float | str]
 
 
-class BestFact(_RunFacts, frozen=True, kw_only=True):
+class BestFact(AnswerFacts, frozen=True, kw_only=True):
     """The best round of evaluation; `since` counts the newest rounds in a row that were not better."""
 
     step: int
@@ -314,7 +305,7 @@ class BestFact(_RunFacts, frozen=True, kw_only=True):
     since: int
 
 
-class PaceFact(_RunFacts, frozen=True, kw_only=True):
+class PaceFact(AnswerFacts, frozen=True, kw_only=True):
     """The pace of a run.
 
     Attributes:
@@ -330,7 +321,7 @@ class PaceFact(_RunFacts, frozen=True, kw_only=True):
     bubble: BubbleFact
 
 
-class StatusFacts(_RunFacts, frozen=True, kw_only=True):
+class StatusFacts(AnswerFacts, frozen=True, kw_only=True):
     """The progress of a run, and what its workers do.
 
     Attributes:

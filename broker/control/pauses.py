@@ -31,12 +31,13 @@ class Hold(_PauseMessage, frozen=True, tag="hold"):
 
     Orders are numbered, and an older one changes nothing. A worker that has begun later steps holds the first that it
     has not begun. Repeated until every worker's reports show it. If it is `settled`, no worker has begun `step`, and
-    each takes a snapshot of the state before it.
+    each takes a snapshot of the state before it. A pause for workers that are `leaving` ends once they have left.
     """
 
     number: Count
     step: Count | None = None
     settled: bool = False
+    leaving: bool = False
 
 
 class HeldBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,11 +47,13 @@ class HeldBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         number: Number of the newest Hold that it knows; 0 if it knows none.
         step: First step that it does not begin; None if it holds nothing back.
         stands: True if it has done all before that step, and waits.
+        leaving: True if the pause ends once workers that are leaving have left.
     """
 
     number: Count = 0
     step: Count | None = None
     stands: bool = False
+    leaving: bool = False
 
 
 NOT_HELD = HeldBack()

@@ -145,33 +145,6 @@ class Event(_ControlRecord, frozen=True, tag="event"):
     at: float
 
 
-class CopyState(StrEnum):
-    """How far the transfer of a snapshot is at one of its two ends."""
-
-    READY = "ready"  # the receiving end awaits the first chunk
-    MOVING = "moving"
-    DONE = "done"  # at the receiving end, the snapshot is on the disk and was read back
-    LACKING = "lacking"  # the sending end does not have the snapshot
-    FAILED = "failed"  # what the receiving end has cannot be used
-    SPENT = "spent"  # the end has given the transfer up, and takes no part in it again
-
-
-class CopyOrder(_ControlRecord, frozen=True, tag="copy"):
-    """An order to transfer a snapshot.
-
-    Attributes:
-        number: The transfer's number; no two transfers of a run have the same.
-        stage: The stage.
-        step: The snapshot's step.
-        queue: The queue that carries it.
-    """
-
-    number: Count
-    stage: Count
-    step: Count
-    queue: Name
-
-
 class Lack(StrEnum):
     """A reason why a process cannot go on."""
 

@@ -1,4 +1,4 @@
-"""A store of a run's records in one SQLite file, in write-ahead mode: a commit survives the death of the process.
+"""A store of a run's records in one SQLite file, in write-ahead mode.
 
     fact    name -> JSON
     step    (stage, slot) -> step, times       a ring: slot is step modulo the steps kept, so the file stops growing

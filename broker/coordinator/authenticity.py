@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from stageline.broker.control.channel import Envelope
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     Ask,
     Assigned,
@@ -44,7 +45,7 @@ class Authenticity:
     """The seals of one broker of a run: it judges the seals of received messages, and seals what the broker sends.
 
         Report, Failed, Finished, Goodbye, Hello with an incarnation    sealed with the incarnation's secret
-        StopRun, PauseRun, Exited, KeyChange                             sealed with the run's control secret
+        StopRun, PauseRun, LeaveWorker, Exited, KeyChange               sealed with the run's control secret
         Hello without an incarnation, Declined, Ask                     from anyone; an Ask may be sealed
 
     A sealed message counts once: one that is sent again has an old serial. Serials begin at the time, above those of a
@@ -79,7 +80,7 @@ class Authenticity:
         match sealed.message:
             case Ask():
                 return Judgement(proven=not self._control(sealed).refusal)
-            case StopRun() | PauseRun() | Exited() | KeyChange():
+            case StopRun() | PauseRun() | LeaveWorker() | Exited() | KeyChange():
                 return self._control(sealed)
             case Hello(incarnation=0) | Declined():
                 return _OPEN

@@ -2,7 +2,7 @@
 
     receive(message)  is it genuine? Then:
     handle(message)   Hello: registration; Report: reports; Exited, Failed, Goodbye: supervision;
-                      StopRun, Finished: shutdown; PauseRun: pausing; Ask: queries
+                      StopRun, Finished: shutdown; PauseRun: pausing; LeaveWorker: leaving; Ask: queries
     tick(now)         restart, or supervision, shutdown, registration and trims
 
 The table in `state.py` gives the run's states. There is no clock here: every `now` is passed in, in seconds since the
@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from stageline.broker.control.channel import Envelope
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     Answer,
     Ask,
@@ -39,6 +40,7 @@ from stageline.pipeline.errors import ExitCode
 
 from . import (
     copying,
+    leaving,
     pausing,
     peeks,
     place_keys,
@@ -172,6 +174,8 @@ class Coordinator:
                 shutdown.stop(run, message, now)
             case PauseRun():
                 pausing.request(run, sender, message, now)
+            case LeaveWorker():
+                leaving.request(run, sender, message, now)
             case Ask(what) if what in peeks.KINDS:
                 peeks.pass_on(run, sender, message, now)
             case Ask():
@@ -269,10 +273,12 @@ class Coordinator:
             self._order(now)
 
     def _pause(self, now: float) -> None:
+        leaving.tick(self.run, now)
         pausing.tick(self.run, now)
         if now - self._told_pause >= pausing.AGAIN:
             self._told_pause = now
             pausing.tell_again(self.run)
+            leaving.tell_again(self.run, now)
 
     def _order(self, now: float) -> None:
         if self.ordering is not None:

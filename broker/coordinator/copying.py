@@ -38,7 +38,7 @@ def choose_holders(run: RunState) -> None:
 def note(run: RunState, member: Member, report: Report) -> bool:
     """Note how far a worker's transfers are. Return True if a copy of a snapshot is on a holder's disk now."""
     found = False
-    for number, state in report.copies:
+    for number, state in report.copies.states:
         done = run.copies.note(member, number, state)
         if done is not None and (done.restores or run.checkpoints.holder(done.order.stage) == done.ends[1]):
             holds = done.ends[0] if done.restores else done.ends[1]
@@ -63,7 +63,7 @@ def tick(run: RunState, now: float) -> None:
 
 def _restored(run: RunState, owner: Member, now: float) -> Iterator[Missing]:
     """Begin to restore the snapshots that a worker lacks. Yield those that no other worker holds."""
-    for stage, step in owner.report.lacks if owner.report is not None else ():
+    for stage, step in owner.report.copies.lacks if owner.report is not None else ():
         if stage in owner.stages and not run.copies.is_under_way(stage, restores=True):
             sources = list(_sources(run, owner, stage))
             asked = [source for source in sources if source is None or not run.copies.lacks(stage, step, source)]
@@ -94,7 +94,7 @@ def _copy(run: RunState, owner: Member, stage: int, now: float) -> None:
     if step is None or place is None or run.copies.is_under_way(stage, restores=False):
         return
     holder, report = run.registry.members.get(place), owner.report
-    begun = report is not None and not report.lacks and owner.introduced
+    begun = report is not None and not report.copies.lacks and owner.introduced
     there = holder is not None and holder.reachable and holder.introduced and holder.report is not None
     if holder is not None and there and begun:
         run.copies.begin(stage, step, owner, holder, now, restores=False)

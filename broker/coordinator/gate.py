@@ -1,9 +1,9 @@
-"""Gate between a broker's channel and its coordinator: a message passes if the key that it came with may say it.
+"""Gate in front of a coordinator: a message passes if its key may say it.
 
     invitation's key    Enrolment alone, which the gate answers
     operator's key      everything; KeyChange, which the gate answers, if it is sealed with the run's secret as well
     enrolled key        messages that one of its rights covers, by the table in `rights.py`; Enrolment of one key that
-                        takes its place, which the gate answers; StopRun and PauseRun are sealed on their way
+                        takes its place, which the gate answers; requests are sealed on their way
     any other           nothing: it was revoked, or its invitation has ended, while it was connected
 
 What is changed in the register is stored before an answer to it leaves. While the store cannot be written, enrolments
@@ -17,7 +17,8 @@ from typing import Protocol
 import msgspec
 
 from stageline.broker.control.channel import Envelope, Received
-from stageline.broker.control.messages import LONGEST_TEXT, Answer, Refused, StopRun
+from stageline.broker.control.leaves import LeaveWorker
+from stageline.broker.control.messages import LONGEST_TEXT, Answer, Refused, Request, StopRun
 from stageline.broker.control.pauses import PauseRun
 from stageline.broker.control.protocol import RunKeys, Sealer, decode_to_broker, encode
 from stageline.broker.control.store import Store
@@ -40,7 +41,7 @@ ANSWERED = 20  # refusals that are answered in a second
 KNOCKS_TOLD = 1  # keys that knocked in vain, of which the audit log gets a line in a second
 _SAME_VERSION = "install the same stageline on both sides"
 MOST_SPEAKERS = 10_000  # that are remembered, so that the places of a revoked key are taken at once
-_REQUESTS = b"stop-run", b"pause-run"  # the tags of requests that the gate seals
+_REQUESTS = b"stop-run", b"pause-run", b"leave-worker"  # the tags of requests that the gate seals
 _MOST_TOLD = 1000  # lines that are remembered, so that each is told once
 _LONGEST_DETAIL = 2_000  # characters of a line's detail: a stop's reason, and an unknown field's name, are its sender's
 
@@ -262,7 +263,7 @@ class KeyGate:
             message, seal = decode_to_broker(frame)
         except BadMessage:
             return frame
-        if not isinstance(message, StopRun | PauseRun) or seal.is_of(self._keys.of_control):
+        if not isinstance(message, Request) or seal.is_of(self._keys.of_control):
             return frame
         known = self._register.enrolled(key)
         name = known.name if known is not None and known.name else short(key)
@@ -357,18 +358,22 @@ class KeyGate:
         return found.events
 
 
-def _in_the_name_of(name: str, asked: StopRun | PauseRun) -> StopRun | PauseRun | None:
+def _in_the_name_of(name: str, asked: Request) -> Request | None:
     """Return a request with the name of the key that makes it; None for a dismissal, which no key may make."""
-    if isinstance(asked, PauseRun):
-        return PauseRun(name, asked.reason, asked.resumes)
+    if isinstance(asked, PauseRun | LeaveWorker):
+        return msgspec.structs.replace(asked, by=name)
     return None if asked.over else StopRun(f"{asked.reason} ({name})"[:LONGEST_TEXT], asked.at_step_end)
 
 
-def _done(asked: StopRun | PauseRun) -> str:
+def _done(asked: Request) -> str:
     """Return what a request has done, for the audit log."""
-    if isinstance(asked, StopRun):
-        return "stopped"
-    return "resumed" if asked.resumes else "paused"
+    match asked:
+        case StopRun():
+            return "stopped"
+        case LeaveWorker():
+            return "drained"
+        case PauseRun():
+            return "resumed" if asked.resumes else "paused"
 
 
 def _events(what: str, changed: Changed) -> list[KeyEvent]:

@@ -1,4 +1,4 @@
-"""The pause of a run: all workers stop before one step, until a person has the run go on.
+"""The pause of a run: all workers stop before one step, until a person ends it.
 
 `broker/ledger/pauses.py` has the states. A worker answers in its reports. A stop that comes during a pause takes effect
 at the step of the pause; before that step is known, it ends the pause.
@@ -32,9 +32,10 @@ def request(run: RunState, sender: bytes, asked: PauseRun, now: float) -> None:
     if why := _refusal(run, asked):
         run.outgoing.append((sender, Refused(why, code=ExitCode.USAGE)))
         return
-    changes = (run.pauses.present is None) is not asked.resumes
+    found = run.pauses.present
+    changes = (found is None or found.leaving) is not asked.resumes
     if changes and asked.resumes:
-        _end(run, asked.by, now)
+        end(run, asked.by, now)
     elif changes:
         run.pauses.begin(asked.by, asked.reason, run.ledger.begun, now)
         _tell(run, f"{asked.by} pauses the run{_because(asked.reason)}: it stops before another step")
@@ -51,10 +52,30 @@ def note(run: RunState, report: Report, now: float) -> None:
     """
     held = report.held
     if held.number > run.pauses.number and run.outcome is None:
-        run.pauses.learn(held.number, held.step, now)
+        run.pauses.learn(held, now)
         run.pace.interrupted()
         run.store.put(*run.pauses.fact())
         run.events.infos.append("a worker knows an order about a pause that the records do not have")
+
+
+def end(run: RunState, by: str, now: float) -> None:
+    """Have the run go on. `by` says for people who or what ends the pause; `now` is in seconds since the epoch."""
+    run.pauses.end(by, now)
+    run.pace.interrupted()
+    _tell(run, f"{by} has the run go on")
+
+
+def begin_for_leaver(run: RunState, by: str, reason: str, now: float) -> None:
+    """Pause the run until the workers that leave have left.
+
+    Args:
+        run: The state.
+        by: The worker, for people.
+        reason: Why it leaves.
+        now: Seconds since the epoch.
+    """
+    run.pauses.begin(by, reason, run.ledger.begun, now, leaving=True)
+    _tell(run, f"{by} leaves{_because(reason)}: the run stops before another step, for a checkpoint")
 
 
 def tick(run: RunState, now: float) -> None:
@@ -94,7 +115,7 @@ def yield_to_stop(run: RunState, now: float) -> None:
     """End a pause whose step is not known yet, since the run is to stop at a step of its own."""
     found = run.pauses.present
     if found is not None and found.step is None:
-        _end(run, "the stop", now)
+        end(run, "the stop", now)
 
 
 def end_with_run(run: RunState, now: float) -> None:
@@ -143,12 +164,6 @@ def _refusal(run: RunState, asked: PauseRun) -> str:
     if run.stopping.request is not None and not asked.resumes:
         return f"run {run.id} is to stop: {run.stopping.request.reason}"
     return ""
-
-
-def _end(run: RunState, by: str, now: float) -> None:
-    run.pauses.end(by, now)
-    run.pace.interrupted()
-    _tell(run, f"{by} has the run go on")
 
 
 def _tell(run: RunState, info: str) -> None:

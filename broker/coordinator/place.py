@@ -91,17 +91,17 @@ class MemberPlace:
             run.registry.free(member)
             run.events.infos.append(f"{member.label} is free again: {member.process} {loss.why}")
             return ""
-        why = failure_report(loss, run.ledger, now)
-        if not self._may_be_replaced(loss.result):
+        why, left = failure_report(loss, run.ledger, now), member.leaving is not None
+        if not (left or self._may_be_replaced(loss.result)):
             found = why_waiting(run, now)
             if found.chain.edges and not found.chain.harmless:
                 why += f". {found.text[0].upper()}{found.text[1:]}"
             member.lose()
             return why + self._times_replaced
         run.registry.free(member)
-        run.replacements.count(member.index)
+        run.replacements.count(member.index, failed=not left)
         run.replacements.pending[member.index] = Replacement(
-            member.index, now, why, member.pid, now, how_lost(loss), member.host
+            member.index, now, why, member.pid, now, how_lost(loss), member.host, left
         )
         run.checkpoints.lose_copies(member.index)
         records.go_back(run, [member], member.stages, loss.why, now)

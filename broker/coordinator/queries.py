@@ -168,6 +168,7 @@ def _replacement(run: RunState, now: float, pending: Replacement) -> Facts:
         "since": max(0.0, now - pending.since),  # seconds ago
         "why": pending.why,
         "how": pending.how,
+        "on_notice": pending.left,
         "left": max(0.0, run.config.patience - (now - pending.awaited)),  # seconds for another to join
         "given": pending.index in run.registry.members,
     }

@@ -14,6 +14,7 @@ Reads all parts of the state. Writes, after a loss: `ledger`, `checkpoints`, `lo
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 
@@ -181,7 +182,8 @@ def go_back(run: RunState, lost: Iterable[Member], stages: Iterable[int], why: s
     step, gone = run.checkpoints.complete, list(stages)
     for member in lost:
         run.lost_work.extend(lost_attempts(member, run.ledger, step, why, now))
-        run.milestones.append(Milestone("loss", member.exited[0] if member.exited else now, step, member.index, why))
+        what: Literal["loss", "leave"] = "loss" if member.leaving is None else "leave"
+        run.milestones.append(Milestone(what, member.exited[0] if member.exited else now, step, member.index, why))
     run.checkpoints.forget(gone)
     run.ledger.go_back(gone, step)
     run.store.go_back(gone, step)

@@ -317,7 +317,7 @@ def _mismatch(run: RunState, hello: Hello) -> Refused | None:
             code=ExitCode.REFUSED,
         )
     if outcome is not None:
-        return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", code=outcome.code)
+        return Refused(f"the run is over ({outcome.reason}); start the broker again for a new one", outcome.code, True)
     return None
 
 

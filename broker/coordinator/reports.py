@@ -1,4 +1,4 @@
-"""Workers' reports taken into the run's state: finished steps, microbatches, rounds of evaluation, snapshots.
+"""Workers' reports taken into the run's state.
 
 Everything new is stored first, then the report is confirmed. A report of a genuine worker may contain what cannot be:
 numbers that do not exist, snapshots that are not due. Such a report, or such a part of it, has no effect; it is
@@ -67,7 +67,7 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
         run.pace.reached(run.ledger.finished_floor, now)
         member.counted.update(record.stage for record in found.steps)
     found.illegal.extend(_add_evaluations(run, report, member))
-    copied = copying.note(run, member, report) if report.copies else False
+    copied = copying.note(run, member, report) if report.copies.states else False
     if report.snapshots or copied or (found.steps and run.checkpoints.awaits_steps):
         found.illegal.extend(record_snapshots(run, report, member, copied=copied))
         if run.outcome is not None:

@@ -24,6 +24,7 @@ RIGHTS_FOR: Mapping[str, frozenset[Right]] = {
     "key-change": frozenset(),
     "stop-run": frozenset({Right.STOP}),
     "pause-run": frozenset({Right.STOP}),
+    "leave-worker": frozenset({Right.STOP}),
     "ask": frozenset({Right.LOOK}),
     "ask join": _ANY_WORK,
     "ask status": frozenset({Right.LOOK, Right.WORK, Right.STOP}),  # workers look for places, who stops for the end

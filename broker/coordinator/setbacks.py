@@ -57,9 +57,9 @@ class _Clock:
         self.copy = copy
         self._now = clocks_of(run).ahead.get(run.config.schedule.owner(copy), 0.0)
 
-    def at(self, seconds: float, ahead: float | None = None) -> float:
-        """Return a time of the worker by the broker's clock; `ahead` is the offset of that time, if it is known."""
-        return seconds + (self._now if ahead is None else ahead)
+    def at(self, seconds: float, offset: float | None = None) -> float:
+        """Return a time of the worker by the broker's clock; `offset` is that of this time, if it is known."""
+        return seconds + (self._now if offset is None else offset)
 
     def moved(self, each: StepTotals) -> StepTotals:
         """Return the sums of a step with its times by the broker's clock."""

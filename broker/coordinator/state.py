@@ -28,7 +28,9 @@ from enum import StrEnum
 
 import msgspec
 
-from stageline.broker.control.messages import Declined, FromBroker, Hello, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.leaves import LeaveWorker
+from stageline.broker.control.messages import Declined, FromBroker, Hello
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, RunLength
 from stageline.broker.control.store import Store
@@ -239,6 +241,7 @@ class RunState:
     length: RunLength | None  # once it is known; for workers that have no data
     trend: Trend  # memory and retained messages of the workers
     pauses: PauseBook = field(default_factory=PauseBook)
+    leaves: dict[int, tuple[LeaveWorker, float]] = field(default_factory=dict)  # by incarnation: asked for, and when
     told_steps: int | None = None  # how many steps the run trains, as a worker has told
     lifecycle: RunLifecycle = field(default_factory=RunLifecycle)
     stopping: StopPlan = field(default_factory=StopPlan)

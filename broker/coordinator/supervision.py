@@ -75,10 +75,14 @@ def note_alive(run: RunState, member: Member) -> None:
 
 
 def check_partings(run: RunState, now: float) -> None:
-    """Accept the ends that workers have announced, once their processes have ended or they have been silent."""
+    """Accept the ends that workers have announced, once their processes have ended or they have been silent.
+
+    A worker that has given notice is believed at once: its place is free from then on.
+    """
     parting = [(*member.parting, member) for member in run.registry.reachable() if member.parting is not None]
     for since, message, member in sorted(parting, key=lambda each: each[0]):
-        if (member.exited is not None or now - since >= PARTING) and not run.lifecycle.over:
+        ends = member.exited is not None or member.leaving is not None or now - since >= PARTING
+        if ends and not run.lifecycle.over:
             _part(run, member, message, now)
 
 

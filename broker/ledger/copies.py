@@ -11,8 +11,7 @@ forgotten. A transfer belongs to two incarnations, and its number to it alone, s
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from stageline.broker.control.messages import Copying
-from stageline.broker.control.records import CopyOrder, CopyState
+from stageline.broker.control.checkpoints import Copying, CopyOrder, CopyState
 from stageline.pipeline.program import Queue
 
 from .member import Member
@@ -126,7 +125,7 @@ class CopyBook:
         for member in members:
             orders = tuple(each.order for each in self.transfers.values() if each.concerns(member.index))
             said = Copying(orders, lost.get(member.index, ()))
-            known = {number for number, _ in member.report.copies} if member.report is not None else set()
+            known = {number for number, _ in member.report.copies.states} if member.report is not None else set()
             incarnation, before, at = self._told.get(member.index, (0, Copying(), 0.0))
             is_new = (incarnation, before) != (member.incarnation, said) and (incarnation or said != Copying())
             is_known = known == {order.number for order in orders} and not said.lost

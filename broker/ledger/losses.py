@@ -122,7 +122,7 @@ class Standstill:
         """
         reports = [member.report for member in members if member.status is MemberStatus.PRESENT]
         waiting = [report for report in reports if report is not None and report.waiting]
-        actions = sum(report.actions + report.copied for report in waiting)
+        actions = sum(report.actions + report.copies.chunks for report in waiting)
         if not reports or len(waiting) < len(reports) or actions != self._actions:
             self._actions, self._since = actions, now
         return now - self._since
@@ -141,6 +141,7 @@ class Replacement(msgspec.Struct, frozen=True):
     awaited: float  # the deadline for a replacement to come counts from here
     how: str = ""  # its end or its silence alone, continuing a sentence about it
     host: str = ""
+    left: bool = False  # the worker has left on notice
 
 
 class Replacements:
@@ -156,9 +157,9 @@ class Replacements:
         """Return the number of the place's present worker, or of its next one: 1 for the first."""
         return self.ever[index] + 1
 
-    def count(self, index: int) -> None:
-        """Count the loss of a worker, or of a process that was to become one."""
-        self.in_a_row[index] += 1
+    def count(self, index: int, *, failed: bool = True) -> None:
+        """Count the loss of a worker, or of a process that was to become one; one that left on notice did not fail."""
+        self.in_a_row[index] += failed
         self.ever[index] += 1
 
     def explain(self, index: int, detail: str) -> bool:

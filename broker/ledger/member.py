@@ -1,4 +1,4 @@
-"""A worker with a place in the plan, or the script: the facts about it, its queues' pace, and its name."""
+"""A worker with a place in the plan, or the script: its facts, its queues' pace, its name."""
 
 import signal
 from collections import deque
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from stageline.broker.control.leaves import Leaving
 from stageline.broker.control.messages import Exited, Failed, Finished, Goodbye, Hello, Report
 from stageline.broker.control.queue_counts import Depth, Intake
 from stageline.pipeline.digest import TensorDigest
@@ -139,6 +140,11 @@ class Member:
     def gone(self) -> str:
         """The subject of a sentence about the member's loss: "worker 1 (stage 1), worker-1 (pid 101, host a),"."""
         return f"{self.label}, {self.process},"
+
+    @property
+    def leaving(self) -> Leaving | None:
+        """The notice of the member that it leaves; None if it stays."""
+        return None if self.report is None else self.report.leaving
 
     @property
     def reachable(self) -> bool:

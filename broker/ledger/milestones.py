@@ -18,16 +18,16 @@ class Milestone(msgspec.Struct, frozen=True):
     """A loss, a return of a lost worker's place to work, or another event of a run.
 
     Attributes:
-        what: "loss", "return", "broker" for a restart of it, "resume" of a run that was stopped, "pause", "pause-end",
-            or a complete "checkpoint".
+        what: "loss", "leave" of a worker on notice, "return", "broker" for a restart of it, "resume" of a run that was
+            stopped, "pause", "pause-end", or a complete "checkpoint".
         at: Its time, in seconds since the epoch.
         step: Step of the checkpoint, or to which the lost worker's stages go back; of a restart or resumption, the
             first step that some stage had not finished; of a pause, the step before which the run rested.
-        worker: Index of the worker, of a loss and a return.
+        worker: Index of the worker, of a loss, a leave and a return.
         why: End of a sentence about the worker, or about the pause.
     """
 
-    what: Literal["loss", "return", "broker", "resume", "pause", "pause-end", "checkpoint"]
+    what: Literal["loss", "leave", "return", "broker", "resume", "pause", "pause-end", "checkpoint"]
     at: float
     step: int
     worker: int | None = None

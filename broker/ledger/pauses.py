@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from stageline.broker.control.pauses import Hold
+from stageline.broker.control.pauses import HeldBack, Hold
 from stageline.broker.control.store import Fact
 
 from .milestones import Milestone
@@ -34,6 +34,7 @@ class Pause(msgspec.Struct, frozen=True):
         step: Steps before it are finished; None before workers agree on it.
         until: When it was over, in seconds since the epoch; None while it lasts.
         ended: Who has ended it, for people.
+        leaving: True if it lasts until workers that leave on notice have left.
     """
 
     by: str
@@ -42,6 +43,7 @@ class Pause(msgspec.Struct, frozen=True):
     step: int | None = None
     until: float | None = None
     ended: str = ""
+    leaving: bool = False
 
     @property
     def lasts(self) -> bool:
@@ -109,13 +111,25 @@ class PauseBook(msgspec.Struct):
         found = self.present
         if found is None:
             return Hold(self.number)
-        return Hold(self.number, self.closed if found.step is None else found.step, settled=found.step is not None)
+        step = self.closed if found.step is None else found.step
+        return Hold(self.number, step, settled=found.step is not None, leaving=found.leaving)
 
-    def begin(self, by: str, reason: str, closed: int, now: float) -> None:
-        """Begin a pause, unless one lasts: no worker begins step `closed`. `now` is in seconds since the epoch."""
+    def begin(self, by: str, reason: str, closed: int, now: float, *, leaving: bool = False) -> None:
+        """Begin a pause, unless one lasts: no worker begins step `closed`. One that lasts for leavers is taken over.
+
+        Args:
+            by: Who asks for it, for people.
+            reason: Why, for people.
+            closed: The step.
+            now: Seconds since the epoch.
+            leaving: True for a pause that lasts until workers that leave on notice have left.
+        """
         if self.present is None:
             self._number(now)
-            self._add(Pause(by, reason, now), closed)
+            self._add(Pause(by, reason, now, leaving=leaving), closed)
+        elif self.present.leaving and not leaving:
+            self._number(now)
+            self._replace(by=by, reason=reason, since=now, leaving=False)
 
     def settle(self, closed: Iterable[int], now: float) -> None:
         """Pause before the last of the steps `closed`, one of each worker. `now` is in seconds since the epoch."""
@@ -128,22 +142,21 @@ class PauseBook(msgspec.Struct):
             self._number(now)
             self._replace(until=now, ended=by)
 
-    def learn(self, number: int, held: int | None, now: float) -> None:
-        """Take over an order that a worker knows and these records do not.
+    def learn(self, held: HeldBack, now: float) -> None:
+        """Take over an order that a worker knows and these records do not: a pause is over, or settles again.
 
         Args:
-            number: Number of the order.
-            held: The step that the worker holds back by it; None if the pause is over.
+            held: What the worker knows.
             now: Seconds since the epoch.
         """
-        self.number = number
-        if held is None and self.present is not None:
+        self.number = held.number
+        if held.step is None and self.present is not None:
             self._replace(until=now, ended=_LOST)
-        elif held is not None and self.present is None:
-            self._add(Pause(_LOST, "", now), held)
-        elif held is not None:
-            self.closed = held
-            self._replace(step=None)
+        elif held.step is not None and self.present is None:
+            self._add(Pause(_LOST, "", now, leaving=held.leaving), held.step)
+        elif held.step is not None:
+            self.closed = held.step
+            self._replace(step=None, leaving=held.leaving)
 
     def _number(self, now: float) -> None:
         self.number = max(self.number + 1, int(now * 1000))

@@ -147,7 +147,7 @@ class StepEnds:
         seconds, usual = self._lost(stretch.first, stretch.last), self._usual(stretch.first) or 0.0
         if any(each.what == "resume" for each in stretch.events):
             return None  # it is not recorded how long a person wanted the run to rest
-        losses = [each for each in stretch.events if each.what == "loss"]
+        losses = [each for each in stretch.events if each.what in ("loss", "leave")]
         step, at = self._steps[stretch.first], stretch.events[0].at
         if not losses:
             return Setback("broker", at, step, seconds) if seconds > usual else None

@@ -114,6 +114,11 @@ class RunPace:
         """Return the sums of the newest steps of a copy of a stage, in order."""
         return self._totals.get(copy, ())
 
+    def ended(self, step: int) -> float | None:
+        """Return when the last stage ended a step, in seconds since the epoch; None if that is not known."""
+        of = (next((each for each in reversed(sums) if each.step <= step), None) for sums in self._totals.values())
+        return max((each.end for each in of if each is not None and each.step == step), default=None)
+
     def paused(self, schedule: Schedule, steps: int) -> dict[int, dict[WaitCause, float]]:
         """Return by worker the seconds of a step that it paused for each cause, on average over its newest `steps`.
 
@@ -146,17 +151,13 @@ class RunPace:
             new.clear()
         elif floor > self._highest:
             self._highest = floor
-            new.append(_Reached(floor, now, self._end(floor - 1, now)))
+            ended = self.ended(floor - 1)
+            new.append(_Reached(floor, now, now if ended is None else ended))
             while len(new) > 2 and now - new[0].told > MINUTE:
                 new.popleft()
             span = max(new[-1].told - new[0].told, new[-1].ended - new[0].ended)
             if span >= LEAST_SPAN:
                 self.best = max(self.best or 0.0, (floor - new[0].floor) / span)
-
-    def _end(self, step: int, default: float) -> float:
-        """Return when the last stage ended a step, in seconds since the epoch; `default` if that is not known."""
-        of = (next((each for each in reversed(sums) if each.step <= step), None) for sums in self._totals.values())
-        return max((each.end for each in of if each is not None and each.step == step), default=default)
 
     def _idle_of(self, copies: Sequence[int], steps: int, since: int) -> float | None:
         of = [[each for each in self._totals.get(copy, ()) if each.step >= since][-steps - 1 :] for copy in copies]

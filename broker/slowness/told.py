@@ -45,7 +45,7 @@ def slowness(
     if not in_turn:
         found = with_window(found, trials.better_window[0])
     busy = [each / found.seconds if found.seconds else 0.0 for each in found.busy]
-    told = [_finding(each, found, trials, clocks) for each in found.findings]
+    told = [_finding(each, found, trials, clocks, pace) for each in found.findings]
     if in_turn and told:
         told[0]["text"] = f"{told[0]['text']}{_IN_TURN}"
     facts: Facts = {
@@ -82,7 +82,7 @@ def _newest_in_a_row(steps: Sequence[int]) -> list[int]:
     return found[1:] if found[:1] == [0] and len(found) > 2 else found
 
 
-def _finding(finding: Finding, found: Examined, trials: Trials, clocks: Clocks) -> Facts:
+def _finding(finding: Finding, found: Examined, trials: Trials, clocks: Clocks, pace: RunPace) -> Facts:
     schedule = found.steps.schedule
     return {
         "cause": str(finding.cause),
@@ -92,6 +92,7 @@ def _finding(finding: Finding, found: Examined, trials: Trials, clocks: Clocks) 
         "stages": None if finding.worker is None else _stages(schedule, finding.worker),
         "hop": None if finding.hop is None else list(finding.hop),
         "since": finding.since,
+        "began": None if finding.since is None else pace.ended(finding.since - 1),
         "figures": dict(finding.figures),
         "text": _SAID[finding.cause](finding, found, clocks) + _since(finding),
         "remedies": [{"do": each.do, "seconds": each.seconds, "gain": each.gain} for each in remedies(finding, trials)],

@@ -54,13 +54,13 @@ class Containers:
         self._call("down", "--volumes", "--timeout", "0")
 
     def status(self) -> Facts | None:
-        """What the broker answers; None while it does not."""
+        """Answer of the broker; None while it does not."""
         words = ("exec", "-T", "broker", "stageline", "status", "--json", f"/runs/{RUN}")
         done = run(*self._compose, *words)
         return _facts(done.stdout) if done.returncode == 0 else None
 
     def result(self) -> Facts:
-        """What the broker has left in its volume."""
+        """Result that the broker has left in its volume."""
         reading = ("run", "--rm", "--no-deps", "-T", "--entrypoint", "cat", "broker")
         return _facts(self._call(*reading, f"/runs/{RUN}/result.json"))
 
@@ -86,7 +86,7 @@ class Containers:
         return run(*self._compose, "exec", "-T", service, "test", "-e", path).returncode == 0
 
     def sees(self, service: str, address: str) -> str:
-        """What `address` is to the container of `service`."""
+        """Address that `address` resolves to in the container of `service`."""
         return self._call("exec", "-T", service, "python", "-c", _LOOK, address)
 
     def address(self, service: str) -> str:
@@ -140,7 +140,7 @@ def compose() -> tuple[str, ...]:
 
 
 def call(*words: str) -> str:
-    """What a command prints. Raises `Failed` with what it complained of."""
+    """Text that a command prints. Raises `Failed` with its complaint."""
     done = run(*words)
     if done.returncode:
         raise Failed(f"`{' '.join(words)}` ended with {done.returncode}: {(done.stdout + done.stderr)[-4000:]}")

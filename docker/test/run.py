@@ -76,7 +76,7 @@ def kill(containers: Containers, victim: str) -> None:
 
 
 def lives(status: Facts) -> list[int]:
-    """What tells each worker from those that had its place before."""
+    """Incarnation of each worker, which tells it from those that had its place before."""
     return [worker.get("incarnation", 0) for worker in status["workers"]]
 
 

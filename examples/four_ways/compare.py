@@ -47,7 +47,7 @@ def _losses(run: Trained, at: list[int]) -> list[str]:
 
 
 def verdicts(runs: Mapping[str, Trained], steps: int, microbatches: int) -> dict[str, bool]:
-    """What must hold, and whether it does. Weights and losses are equal to the bit, except where it says otherwise."""
+    """Claims, and whether each holds. Weights and losses are equal to the bit, except where it says otherwise."""
     loop = plain.train(steps, [range(microbatches)], microbatches)
     in_groups = plain.train(steps, [range(first, microbatches, REPLICAS) for first in range(REPLICAS)], microbatches)
     found = {way: plain.PlainResult(dict(run.state_dict()), curve(run)) for way, run in runs.items()}

@@ -1,4 +1,4 @@
-"""What the runs must equal: a loop in plain torch over the unsplit model, without anything of stageline but its data.
+"""The loop that the runs must equal, in plain torch over the unsplit model, without anything of stageline but its data.
 
 It adds the gradients of a step's microbatches in groups: those of a group in ascending order, then the groups' sums.
 One group of all microbatches is the ordinary loop. Two replicas have the groups 0, 2, 4, ... and 1, 3, 5, ...

@@ -62,7 +62,7 @@ def trained_plainly(model: PeftModel, data: list[Tensor]) -> PeftModel:
 
 
 def logits_of(model: PeftModel, batch: Tensor) -> Tensor:
-    """What the unsplit model predicts, in the microbatches of the line."""
+    """Logits of the unsplit model, in the microbatches of the line."""
     with torch.no_grad():
         return torch.cat([model(text).logits for text in batch.clone().tensor_split(MICROBATCHES)])
 

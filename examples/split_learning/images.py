@@ -47,7 +47,7 @@ def draw(numbers: Tensor, size: int) -> Tensor:
 
 
 def _drawn(number: int) -> Tensor:
-    """What is random about an image: float32 [11], from 0 to 1."""
+    """Random numbers of an image: float32 [11], from 0 to 1."""
     return torch.rand(11, generator=torch.Generator().manual_seed(number))
 
 

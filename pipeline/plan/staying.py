@@ -7,7 +7,7 @@ A plan decides only which worker reads and computes each stage. A trial of a mic
 copy of its input; `stageline audit` measures how much an output tells all the same.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from stageline.pipeline.program import Program
 
@@ -86,12 +86,13 @@ def _with(plan: PlanTables, worker: int, stage: int) -> list[int]:
     return sorted({*plan.workers[worker].stages, stage})
 
 
-def sharing_abroad(stays: Collection[int], program: Program) -> str:
+def sharing_abroad(plan: PlanTables, program: Program) -> str:
     """Return why a stage that stays at home shares no parameters with one elsewhere, "" if none does.
 
     The parameters' values, and the gradients of both, would be sent.
     """
     owner, home = program.schedule.owner, program.schedule.owner(0)
+    stays = plan.data.stays or ()
     for queue in program.queues.values() if stays else ():
         pair = [stage for stage in (queue.source, queue.target) if stage is not None]
         abroad = [stage for stage in pair if owner(stage) != home]

@@ -8,6 +8,7 @@
     predict, eval             ends its processes and exits   kills them
     broker                    stops the run                  exits without waiting for workers
     worker                    exits between two actions      exits at once
+    worker, with notice       leaves after a step (SIGTERM)  exits at once
 
 A SIGINT that the parent ignores, as a shell does for what it starts with `&`, is handled all the same: it stops a run
 with its work saved. A script's own process is left as Python has it.
@@ -27,6 +28,11 @@ from stageline.pipeline.errors import ExitCode
 def exit_at_once(number: int) -> None:
     """End this process without an exception, which an import or a model's own code could swallow."""
     os._exit(ExitCode.INTERRUPTED)
+
+
+def leave_at_once(number: int) -> None:
+    """End a worker that has no place yet: at SIGTERM, a worker with notice has left by that."""
+    os._exit(ExitCode.LEFT if number == signal.SIGTERM else ExitCode.INTERRUPTED)
 
 
 @contextmanager

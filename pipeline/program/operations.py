@@ -1,4 +1,4 @@
-"""Operations of a worker's program, and the queues that they take from and give to, all as data.
+"""Operations of a worker's program, and their queues, as data.
 
 An instruction is an operation in one step of a run. A queue says its name, its ends, how its messages are numbered, and
 how far it may run ahead:

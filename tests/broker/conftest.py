@@ -1,4 +1,4 @@
-"""What tests of the broker package share."""
+"""Fixtures of tests of the broker package."""
 
 from contextlib import ExitStack
 

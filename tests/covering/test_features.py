@@ -123,7 +123,7 @@ ROWS = covering_rows(FEATURES, is_refused)
 
 @dataclass(frozen=True)
 class RowResult:
-    """What a row's run has come to."""
+    """Outcome of a row's run."""
 
     losses: list[float]
     norm: float | None  # of the last step

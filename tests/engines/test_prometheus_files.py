@@ -113,9 +113,13 @@ TESTS = [
         ],
     },
     {
-        "name": "an endpoint that is gone in a run, and one that was gone before",
+        "name": "an endpoint that is gone in a run, one that was gone before, and one of a run that has finished",
         "interval": "1m",
-        "input_series": [*series("a", up="1x10 0x20", run_phase="1x10"), *series("b", up="0x30")],
+        "input_series": [
+            *series("a", up="1x10 0x20", run_phase="1x10"),
+            *series("b", up="0x30"),
+            *series("finished", up="1x10 0x20", run_phase="1x9 0"),  # the last scrape has told so
+        ],
         "promql_expr_test": [
             firing("13m", "alertname, instance", 'alertname="StagelineEndpointDown", instance="a"'),
         ],

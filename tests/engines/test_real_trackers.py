@@ -1,5 +1,6 @@
 """The packages of Weights & Biases and MLflow take a run, without a network."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ def test_wandb_writes_a_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("WANDB_MODE", "offline")
     hand_over(WandbRun("p", run_folder(tmp_path), dir=str(tmp_path)))
     (written,) = tmp_path.rglob("run-digits-1.wandb")
+    until = time.monotonic() + 60  # a process of the package writes it, also after the run's end
+    while written.stat().st_size <= 100 and time.monotonic() < until:
+        time.sleep(0.05)
     assert written.stat().st_size > 100
 
 

@@ -45,7 +45,7 @@ class ColdTrial:
         return f"{self.transport}/{self.number}"
 
     def words(self) -> str:
-        """What happens in it."""
+        """Events in it."""
         killed = "all processes" if self.targets == ALL else " and ".join(self.targets)
         where = f"{'busy' if self.busy else 'quiet'} machine, {self.spares} spare workers"
         return f"{self}: {killed} killed {self.moment} ({self.delay:.2f} s), {where}"

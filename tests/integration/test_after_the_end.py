@@ -37,7 +37,7 @@ def loss(outputs, targets):
 
 
 def told(workspace: Workspace, capsys: pytest.CaptureFixture[str], *words: str) -> dict:
-    """What a command prints as JSON."""
+    """JSON that a command prints."""
     capsys.readouterr()
     code = workspace.here(*words, "--json")
     printed = capsys.readouterr()
@@ -59,7 +59,7 @@ def start_and_kill(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def observed(folder: Path) -> dict:
-    """What the broker has kept of its workers' reports, about a second ago."""
+    """Records of the workers' reports that the broker kept about a second ago."""
     with closing(SqliteReader(folder / "broker.sqlite")) as reader:
         return reader.load().facts.get(OBSERVED, {"members": [{"report": NO_REPORT}]})
 

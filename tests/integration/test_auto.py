@@ -1,5 +1,5 @@
 """Whole runs that choose their schedule: over slow links, or where backwards in halves pay, it changes, and the weights
-do not, whoever is killed."""
+do not, also if processes are killed."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def weights_by_1f1b(fork_server: ForkServer, home: Path) -> str:
         [("worker-1", 3 * OF_STEP + 5), ("worker-2", 12 * OF_STEP + 5)],  # while it is measured; and by the new order
         [("worker-0", 11 * OF_STEP + 3), ("broker", 40)],
     ],
-    ids=["nobody", "workers", "a worker and the broker"],
+    ids=["none", "workers", "a worker and the broker"],
 )
 def test_over_slow_links_the_schedule_changes_and_no_bit_does_whoever_is_killed(
     kills: list[Kill], fork_server: ForkServer, tmp_path: Path

@@ -1,4 +1,4 @@
-"""What real processes run into only with others, and signals at any moment: a clear sentence, the right exit code, and
+"""Faults of processes that need others, and signals at any moment: a clear sentence, the right exit code, and
 nothing left running. What can be wrong with what a user gives is in `tests/misuse`.
 """
 
@@ -244,7 +244,7 @@ def hanging(batch_size, seed):
 
 
 def answer(foreign, run):
-    """What a producer of another run, or of another version, says to a consumer."""
+    """Messages to a consumer from a producer of another run, or of another version."""
     frame = pack(RetentionReply("another-run" if foreign == "another run" else run, "forward-1", 1, 0, 0, 0))
     if foreign == "another run":
         return frame

@@ -52,7 +52,7 @@ def test_a_bundle_tells_what_the_commands_would_have_said_and_has_no_secret(work
     assert "is there already" in again.stderr
     workspace.kill()
     train.wait()
-    for left in workspace.temporary.iterdir():  # sockets: nobody was left to remove them
+    for left in workspace.temporary.iterdir():  # sockets: no process was left to remove them
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     assert workspace.command("bundle", "-o", "gone.zip").returncode == 0
     told = workspace.command("doctor", "--from", "gone.zip").stdout

@@ -90,7 +90,7 @@ KILLS: Sequence[Kill] = [("worker-0", 23), ("worker-1", 31)]
 def test_after_losses_of_workers_a_run_is_the_plain_loop_over_every_transport(
     url: str, fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    """What is put again, what Redis has and what is computed again have the same bytes, or the run would have ended."""
+    """Messages that are put again, kept by Redis or computed again have the same bytes, or the run would end."""
     if url == "redis":
         server = shared_server()
         url = f"redis://127.0.0.1:{server.port}/{server.own_number()}"
@@ -102,7 +102,7 @@ def test_after_losses_of_workers_a_run_is_the_plain_loop_over_every_transport(
 
 @pytest.mark.parametrize("workers", ["inline", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_script_trains_and_predicts_through_the_codecs(workers: str, workspace: Workspace) -> None:
-    """What is measured is what runs: evaluated activations go the way of those that are trained."""
+    """Evaluated activations go the way of those that are trained."""
     small = SMALL_MODELS["transformer"]
     codecs = dict.fromkeys(small.cut, ("int8", "bf16"))
     model = cut_at(small.build(), codecs)

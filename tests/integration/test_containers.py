@@ -1,4 +1,4 @@
-"""What docker/ names exists: files, commands, options and keys. `make docker-test` runs the containers themselves."""
+"""Files, commands, options and keys that docker/ names exist. `make docker-test` runs the containers themselves."""
 
 import ast
 import itertools
@@ -47,7 +47,7 @@ def option(service: dict[str, Any], name: str) -> str:
 
 
 def instructions(kind: str) -> list[str]:
-    """What follows `kind` in docker/Dockerfile, without what comes from another stage of the build."""
+    """Words after `kind` in docker/Dockerfile, without files of another stage of the build."""
     lines = (DOCKER / "Dockerfile").read_text().splitlines()
     return [line.removeprefix(f"{kind} ") for line in lines if line.startswith(f"{kind} ") and "--from=" not in line]
 

@@ -94,7 +94,7 @@ def test_a_run_in_one_process_whose_code_calls_exit_has_failed(workspace: Worksp
 
 
 def left_in(folder: Path) -> list[str]:
-    """What is there beside what torch's compiler makes when it is imported."""
+    """Files that are there beside those that torch's compiler makes when it is imported."""
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("torchinductor"))
 
 

@@ -169,7 +169,7 @@ def test_a_worker_that_is_killed_changes_no_bit(name: str, workspace: Workspace)
 
 
 def evaluated(whole: WholeModel, state: dict[str, torch.Tensor], inputs: Any) -> torch.Tensor:
-    """What the unsplit model gives in evaluation mode, microbatch by microbatch."""
+    """Outputs of the unsplit model in evaluation mode, microbatch by microbatch."""
     model = whole.made().eval()
     model.load_state_dict(state)
     with torch.no_grad():

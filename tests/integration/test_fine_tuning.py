@@ -208,7 +208,7 @@ def test_what_is_tapped_of_steps_and_evaluations_is_the_same_whatever_is_killed_
 
 
 def evaluated(averages: dict[int, dict[str, Any]]) -> torch.Tensor:
-    """What conv2 of each round's averages returns for the rows held out, cut as they are evaluated."""
+    """Outputs of conv2 with each round's averages for the rows held out, cut as they are evaluated."""
     source, found = images(6, 5), []
     model = build().eval()
     for state in averages.values():

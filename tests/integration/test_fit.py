@@ -54,7 +54,7 @@ def digest(weights: Mapping[str, Tensor]) -> str:
 
 @cache
 def plain() -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What the loop that a user would write comes to: as `fit.py` prints it, and its weights."""
+    """Results of the loop that a user would write: as `fit.py` prints it, and its weights."""
     model = overfitted.build()
     loop = PlainLoop(model, nn.functional.cross_entropy, torch.optim.AdamW(model.parameters(), lr=0.03), MICROBATCHES)
     evaluations: dict[str, dict[str, float]] = {}
@@ -126,7 +126,7 @@ def result(workspace: Workspace, *arguments: str, **environment: str) -> dict[st
 
 
 def demand_plain(found: dict[str, Any]) -> None:
-    """What the script came to is what the plain loop does; it was told each loss of its steps in order."""
+    """The script has the results of the plain loop; it was told each loss of its steps in order."""
     came_to, _ = plain()
     assert {name: found[name] for name in ("steps", "loss", "evaluations", "best", "weights")} == {
         name: came_to[name] for name in ("steps", "loss", "evaluations", "best", "weights")

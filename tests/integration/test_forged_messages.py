@@ -10,6 +10,7 @@ from time import time_ns
 
 import pytest
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Exited,
@@ -23,7 +24,6 @@ from stageline.broker.control.messages import (
     Stop,
     StopRun,
     ToBroker,
-    Trim,
 )
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import StepRecord
@@ -38,7 +38,7 @@ AHEAD = 200_000_000  # of a forged serial, before those of the worker's next rep
 
 
 def lies(incarnation: int) -> Iterator[ToBroker]:
-    """What would end the run or change it, if it came from a worker or from the run's supervisor."""
+    """Messages that would end or change the run if they came from a worker or from the run's supervisor."""
     done = [StepRecord(0, step, b"", None) for step in range(STEPS)]
     yield StopRun("stop")
     yield StopRun("stop", at_step_end=True)
@@ -56,7 +56,7 @@ QUEUES = Queue(name="forward-1", producer=0, consumer=1), Queue(name="backward-0
 
 
 def requests(run: str, incarnation: int) -> Iterator[CreditRequest]:
-    """What would take a queue away from its consumer."""
+    """Requests that would take a queue away from its consumer."""
     for queue in ("forward-1", "backward-0"):
         for of in (incarnation, LARGEST):
             yield CreditRequest(run, queue, of, LARGEST, 0, 10**6, resend=True, ask=True)

@@ -1,4 +1,4 @@
-"""What is frozen stays as it is, and what is trained trains as in the plain loop, to the bit, wherever the cuts are.
+"""Frozen weights stay as they are, and others train as in the plain loop, to the bit, wherever the cuts are.
 
 embed first | drop act | norm middle | later tail | end head         embed, first ...: layers; |: a cut
 """

@@ -144,7 +144,7 @@ def with_a_recorded_session(siege: Siege, change: Callable[[bytes], bytes]) -> N
 
 
 def _boxes(stream: bytes) -> Iterator[bytes]:
-    """What a client has pushed for the broker, as Redis's protocol has it: the sender, then a box."""
+    """Message that a client has pushed for the broker, as Redis's protocol has it: the sender, then a box."""
     for part in stream.split(b"stageline:{desk}:to-broker\r\n$")[1:]:
         size, _, rest = part.partition(b"\r\n")
         if size.isdigit() and rest[16:20] == b"SLBX":

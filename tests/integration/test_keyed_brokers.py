@@ -49,7 +49,7 @@ class Machines:
         return broker.wait()
 
     def says(self, *words: str, code: int = 0, **environment: str) -> str:
-        """What a command at the desk prints, or elsewhere, with the key of `environment`."""
+        """Text that a command prints at the desk, or elsewhere with the key of `environment`."""
         done = self._workspace.command(*words, **(environment or self.key("desk")))
         assert done.returncode == code, done.stderr
         return done.stdout + (done.stderr if code else "")

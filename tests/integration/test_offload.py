@@ -1,4 +1,4 @@
-"""What lies in files changes no bit of a run, though its workers are killed, and leaves no files behind."""
+"""State in files changes no bit of a run, though its workers are killed, and leaves no files behind."""
 
 import json
 import re

@@ -61,7 +61,7 @@ def expected(example: str, microbatches: int) -> str:
 
 
 def changes(example: str, schedule: str, placement: str, microbatches: int) -> list[str]:
-    """What is set on top of the example's plan file."""
+    """Settings on top of the example's plan file."""
     workers = PLACEMENTS[placement]
     stages = sum(map(len, workers))
     sets = {

@@ -54,7 +54,7 @@ class PausedRun:
         return [each for each in self.workspace.runs() for each in each.rglob("metrics.jsonl") if each.stat().st_size]
 
     def says(self, *words: str) -> dict[str, Any]:
-        """What a command prints with --json, which it must do well."""
+        """Facts that a command prints with --json; it must end well."""
         done = self.workspace.command(*words, "--json")
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)

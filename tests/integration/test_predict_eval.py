@@ -95,7 +95,7 @@ def rows(workspace: Workspace, columns: int = 4, dtype: torch.dtype = torch.floa
 
 
 def unsplit(model: torch.nn.Module, x: Tree, size: int, microbatches: int) -> list[Tree]:
-    """What the unsplit model returns for each microbatch of each batch of rows of a tensor, or of a dict of tensors."""
+    """Outputs of the unsplit model for each microbatch of each batch of rows of a tensor, or of a dict of tensors."""
     found: list[Tree] = []
     with torch.no_grad():
         for low in range(0, ROWS, size):

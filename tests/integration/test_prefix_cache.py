@@ -1,4 +1,4 @@
-"""What leaves the frozen first stages is kept in the first epoch and used in later ones: to the bit as in a plain loop.
+"""Output of frozen first stages is kept in the first epoch and used in later ones: to the bit as in a plain loop.
 
 embed first | act norm pair | join later drop head       |: a cut; trained is what follows the second
 """
@@ -93,7 +93,7 @@ def _evaluate(found: list[dict[str, Any]], every: int, steps: int, model: nn.Mod
 
 @cache
 def plain_rounds(every: int) -> list[dict[str, Any]]:
-    """What a plain loop finds that evaluates after `every` steps."""
+    """Evaluations of a plain loop, after each `every` steps."""
     recipe, found = reference.recipe(FOLDER, microbatches=4), list[dict[str, Any]]()
     samples = batches(8, recipe.seed).samples
     trained = train_cached(recipe, 5, samples, EPOCH, TRAINED, partial(_evaluate, found, every))

@@ -1,4 +1,4 @@
-"""What stages recompute changes no bit of a run, whatever else it does: freezes, stashes weights, loses a worker."""
+"""Recomputation changes no bit of a run, also if the run freezes stages, stashes weights or loses a worker."""
 
 from functools import partial
 from pathlib import Path

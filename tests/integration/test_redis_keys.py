@@ -48,7 +48,7 @@ class KeyedParty:
         return self._start(machine, "worker", *joins, "--name", machine)
 
     def ask(self, *words: str, machine: str = "broker") -> str:
-        """What a command prints that is given on a machine."""
+        """Text that a command prints on a machine."""
         done = self._workspace.command(*words, **self._of(machine))
         return done.stdout + done.stderr
 
@@ -88,7 +88,7 @@ class KeyedParty:
 
 
 def learnt(taps: Path, needles: Mapping[str, Iterable[bytes]]) -> set[str]:
-    """What of the needles anyone has seen who saw all that passed."""
+    """Needles in all bytes that passed."""
     streams = recorded(taps)
     return {what for what, forms in needles.items() if any(form in seen for form in forms for seen in streams)}
 

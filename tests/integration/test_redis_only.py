@@ -82,7 +82,7 @@ class RedisParty:
         return 0 if status is None else int(status["finished_floor"])
 
     def _status(self) -> dict[str, Any] | None:
-        """What the broker answers; None if none does.
+        """Answer of the broker; None without one.
 
         Asked from here: starting a command for each look takes as long as the run does.
         """

@@ -165,7 +165,7 @@ def _sets(server: RedisServer) -> tuple[str, str]:
 
 
 def _why(workspace: Workspace, capsys: pytest.CaptureFixture[str], server: RedisServer) -> str:
-    """What `why` says as soon as it names the server."""
+    """Answer of `why` as soon as it names the server."""
     named = rf"waits for the server of its queues, for \d+ s now: Redis at {server.url} cannot be reached: "
     end = monotonic() + 20
     while True:

@@ -16,14 +16,14 @@ STEPS = ("--set", "run.steps=500", "--set", "run.log_every=100")
 
 
 def result(text: str) -> dict:
-    """What a run came to, without what every run has of its own."""
+    """Result of a run, without the facts that every run has of its own."""
     found = json.loads(text.splitlines()[-1])
     return {key: found[key] for key in ("steps", "loss", "losses", "metrics", "weights_sha256")}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, fork_server) -> dict:
-    """What the run comes to if nothing befalls it."""
+    """Result of the run without faults."""
     with Workspace(tmp_path_factory.mktemp("undisturbed"), fork_server) as workspace:
         return result(workspace.command("train", ".", "--json", "--set", "queues.url=memory://", *STEPS).stdout)
 

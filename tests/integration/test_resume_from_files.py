@@ -40,7 +40,7 @@ def asynchronous() -> list[Snapshot]:
 
 
 def write_and_die(folder: str, how: str) -> None:
-    """What the process that dies does."""
+    """Work of the process that dies."""
     torch.set_num_threads(1)
     writer = BackgroundWriter("snapshots", limit=1)
     for snapshot in {"synchronous": synchronous, "asynchronous": asynchronous}[how]():

@@ -29,7 +29,7 @@ def at(redis: RedisServer) -> str:
 
 
 def headers(redis: RedisServer) -> list[bytes]:
-    """What the messages of the run begin with that lie at the server now."""
+    """First bytes of the run's messages that lie at the server now."""
     with closing(redis.client()) as client:
         assert client.get("stageline:{tiny}:layout") in (None, b"2 sealed")
         streams = [client.xrange(f"stageline:{{tiny}}:{name}") for name in ("forward-1", "backward-0")]

@@ -21,7 +21,7 @@ LINES = {
 
 
 def bill_of(names: list[str]) -> dict[str, Any]:
-    """What cyclonedx-py has for an environment in which each package depends on all: it knows no extras."""
+    """Output of cyclonedx-py for an environment in which each package depends on all: it knows no extras."""
     refs = [f"{name}==1.0" for name in names]
     return {
         "bomFormat": "CycloneDX",

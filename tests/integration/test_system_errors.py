@@ -1,4 +1,4 @@
-"""What the system refuses, and user code that takes over: a sentence and an exit code, no traceback."""
+"""Refusals of the system, and user code that takes over: a sentence and an exit code, no traceback."""
 
 import json
 import os

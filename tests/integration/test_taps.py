@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def files(run: Path) -> dict[str, bytes]:
-    """What was tapped in a run, byte for byte; drafts too."""
+    """Tapped files of a run, byte for byte; drafts too."""
     return {str(path.relative_to(run)): path.read_bytes() for path in (run / "taps").rglob("*") if path.is_file()}
 
 

@@ -81,7 +81,7 @@ def without_checkout() -> dict[str, str]:
 
 
 def run_in(folder: Path, *command: str | Path) -> str:
-    """What the command writes to stdout; it must end well."""
+    """Text that the command writes to stdout; it must end well."""
     ended = subprocess.run(command, cwd=folder, env=without_checkout(), capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -1,4 +1,4 @@
-"""What happens to a worker in the middle of a run."""
+"""Faults of a worker in the middle of a run."""
 
 from misuse.case import Change, Misuse, train_with
 from misuse.code import in_batch, in_forward

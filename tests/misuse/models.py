@@ -21,7 +21,7 @@ def build(what: str, lines: str, *said: str, sets: tuple[str, ...] = (), slow: b
 
 
 def harmless(what: str, lines: str) -> Misuse:
-    """What a factory may do without harm to the run."""
+    """Acts of a factory that do no harm to the run."""
     return Misuse(what, 0, ("restarts        0",), in_build(lines), finishes=True)
 
 

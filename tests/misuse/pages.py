@@ -1,6 +1,6 @@
 """All rows, by kind, and their place in docs/project/promises.md.
 
-python -m misuse.pages      writes the tables anew; with PYTHONPATH=tests
+python -m misuse.pages      writes the tables again; with PYTHONPATH=tests
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,12 +23,12 @@ KINDS: Mapping[str, Sequence[Misuse]] = {
 
 
 def written() -> str:
-    """What stands between the page's markers."""
+    """Text between the page's markers."""
     return PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].strip()
 
 
 def tables() -> str:
-    """What is to stand there: a table for each kind."""
+    """Text that is to stand there: a table for each kind."""
     return "\n\n".join(_table(kind, rows) for kind, rows in KINDS.items())
 
 

@@ -1,4 +1,4 @@
-"""What users do wrong, and what their code does to a run: each ends, with its message and its exit code.
+"""Mistakes of users, and faults of their code in a run: each ends, with its message and its exit code.
 
 None hangs, none succeeds falsely, none leaves a process, a temporary file, a result or weights behind. The rows are in
 the files beside this one; docs/project/promises.md shows them.

@@ -21,7 +21,7 @@ ONE_TEST = "timeout=90"
 
 @dataclass(frozen=True, slots=True)
 class NotedTests:
-    """What the quick suite has shown: seconds of each test that passed, and the tests that pass each place."""
+    """Findings of the quick suite: seconds of each test that passed, and the tests that pass each place."""
 
     seconds: Mapping[str, float]
     passing: Mapping[int, set[str]]

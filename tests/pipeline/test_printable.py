@@ -1,4 +1,4 @@
-"""What text from elsewhere looks like on a terminal."""
+"""Text from elsewhere, as a terminal shows it."""
 
 import pytest
 

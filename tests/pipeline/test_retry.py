@@ -1,4 +1,4 @@
-"""What may pass is tried again with growing pauses, for a bounded time; what may not is not."""
+"""Faults that may pass are tried again with growing pauses, for a bounded time; others are not."""
 
 import errno
 from collections.abc import Callable

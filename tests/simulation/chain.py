@@ -37,7 +37,7 @@ Key = tuple[int, int]  # step, microbatch
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What a forward has read besides its input."""
+    """Values that a forward has read besides its input."""
 
     weights: str
     moving: str
@@ -221,7 +221,7 @@ class ChainExecutor:
 
 @dataclass(frozen=True, slots=True)
 class ChainResult:
-    """What a run ends with: each stage's digest, each step's loss."""
+    """Result of a run: each stage's digest, each step's loss."""
 
     digests: tuple[str, ...]
     losses: tuple[float, ...]

@@ -5,7 +5,7 @@ import random
 from simulation.chain import mixed
 from simulation.disk import Disk
 from simulation.process import SimulatedProcess
-from stageline.broker.control.records import CopyState
+from stageline.broker.control.checkpoints import CopyState
 from stageline.pipeline.tree import Tree
 from stageline.workers.checkpoint.snapshot import Snapshot
 

@@ -21,7 +21,7 @@ class Torn(SnapshotFailed):
 
 
 class Disk:
-    """What one machine sees, or all of them together."""
+    """Disk that one machine sees, or all of them together."""
 
     folder = "the disk"
 

@@ -1,4 +1,4 @@
-"""What all simulated processes share."""
+"""Environment that all simulated processes share."""
 
 import random
 from collections import Counter

@@ -1,10 +1,11 @@
-"""What befalls a run: what each fault does to its processes, its connections and the broker's records."""
+"""Faults in a run: their effects on its processes, its connections and the broker's records."""
 
 from functools import partial
 from typing import TYPE_CHECKING
 
 from simulation.broker import SimulatedBroker
 from simulation.scenario import Injection, PlannedFault
+from stageline.broker.control.leaves import LeaveWorker
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -31,6 +32,10 @@ def strike(world: "World", injection: Injection) -> bool:
             return _hang(world, injection.seconds)
         case PlannedFault.PAUSE_RUN:
             return world.pauses.pause(injection.seconds)
+        case PlannedFault.LEAVE:
+            return _leave(world, injection.seconds)
+        case PlannedFault.DRAIN:
+            return _drain(world, injection.seconds)
         case PlannedFault.PARTITION:
             return _part(world, injection)
         case PlannedFault.RESUME:
@@ -103,6 +108,22 @@ def _hang(world: "World", seconds: float) -> bool:
     if working:
         world.environment.rng.choice(working).hang += seconds
     return bool(working)
+
+
+def _leave(world: "World", seconds: float) -> bool:
+    """A signal to its process: one that has no place yet is not heard."""
+    working = [worker for worker in world.workers if worker.control is not None and worker.incarnation]
+    if working:
+        world.environment.rng.choice(working).control.leave(seconds, "a signal")
+    return bool(working)
+
+
+def _drain(world: "World", seconds: float) -> bool:
+    there = world.broker.alive
+    if there:
+        index = world.environment.rng.randrange(len(world.scenario.schedule.placement))
+        world.broker.note(LeaveWorker("ada", index, seconds))
+    return there
 
 
 def _part(world: "World", injection: Injection) -> bool:

@@ -101,7 +101,7 @@ class SimulatedThread:
 
 
 class VirtualWakeup:
-    """What one thread of `process` waits for, until it is set or the time is over. A `set` before the wait counts."""
+    """Event that a thread of `process` waits for, until it is set or time is over. A `set` before the wait counts."""
 
     def __init__(self, process: SimulatedProcess) -> None:
         self._process = process

@@ -99,7 +99,7 @@ class SimulatedQueues(QueueEnds):
             self.serve()
 
     def wait_for(self, look: Callable[[], Found | None], timeout: float) -> Found | None:
-        """What `look` finds within `timeout` seconds."""
+        """Result of `look` within `timeout` seconds."""
         deadline = self.process.clock.now + timeout
         while True:
             self.serve()

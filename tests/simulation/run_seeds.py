@@ -10,17 +10,19 @@ import argparse
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from simulation.scenario import Scenario, drawn, drawn_script, with_lost_disks, with_pauses
+from simulation.scenario import Scenario, drawn, drawn_script, with_leavers, with_lost_disks, with_pauses
 from simulation.world import World
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What came of a seed: what has befallen the run, how many virtual seconds it took, and what was wrong with it."""
+    """Outcome of a seed: the faults of the run, its virtual seconds, and the errors found in it."""
 
     seed: int
     fired: Counter[str]
@@ -28,18 +30,27 @@ class Found:
     wrong: str = ""
     script: bool = False
     pauses: bool = False
+    leavers: bool = False
     disks: int = 0
 
     def __str__(self) -> str:
-        flags = f"{' --script' if self.script else ''}{' --pauses' if self.pauses else ''}"
+        flags = "".join(f" --{name}" for name in ("script", "pauses", "leavers") if getattr(self, name))
         flags += f" --disks {self.disks}" if self.disks else ""
         return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}{flags}    # {self.wrong}"
 
 
-def simulate(seed: int, *, script: bool = False, pauses: bool = False, disks: int = 0, tell: bool = False) -> Found:
+def simulate(
+    seed: int,
+    *,
+    script: bool = False,
+    pauses: bool = False,
+    leavers: bool = False,
+    disks: int = 0,
+    tell: bool = False,
+) -> Found:
     """Runs one seed, with `script` as a run that a script drives. Whatever it raises shows that something is wrong;
     `disks`: 1, 2: one disk is lost at a time, or two may be; `tell`: print where."""
-    world = World(_scenario(seed, script=script, pauses=pauses, disks=disks))
+    world = World(_scenario(seed, script=script, pauses=pauses, leavers=leavers, disks=disks))
     began = world.environment.clock.now
     wrong = ""
     try:
@@ -48,7 +59,7 @@ def simulate(seed: int, *, script: bool = False, pauses: bool = False, disks: in
         wrong = f"{type(error).__name__}: {error}"
         if tell:
             traceback.print_exc()
-    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script, pauses, disks)
+    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script, pauses, leavers, disks)
 
 
 def main() -> int:
@@ -58,35 +69,37 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first of them")
     parser.add_argument("--script", action="store_true", help="runs that a script drives")
     parser.add_argument("--pauses", action="store_true", help="runs that a person pauses")
+    parser.add_argument("--leavers", action="store_true", help="runs that workers leave on notice")
     parser.add_argument("--disks", type=int, default=0, help="disks that are lost at a time, of machines apart: 1 or 2")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     chosen = parser.parse_args()
+    kind = {"script": chosen.script, "pauses": chosen.pauses, "leavers": chosen.leavers, "disks": chosen.disks}
     if chosen.seed is not None:
-        return _tell_one(chosen.seed, script=chosen.script, pauses=chosen.pauses, disks=chosen.disks)
-    seeds = range(chosen.first, chosen.first + chosen.seeds)
-    return _run_many(seeds, chosen.jobs, script=chosen.script, pauses=chosen.pauses, disks=chosen.disks)
+        return _tell_one(chosen.seed, kind)
+    return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, kind)
 
 
-def _scenario(seed: int, *, script: bool, pauses: bool, disks: int) -> Scenario:
+def _scenario(seed: int, *, script: bool, pauses: bool, leavers: bool, disks: int) -> Scenario:
     found = drawn_script(seed) if script else drawn(seed)
     if disks:
         found = with_lost_disks(found, many=disks > 1)
-    return with_pauses(found) if pauses else found
+    found = with_pauses(found) if pauses else found
+    return with_leavers(found) if leavers else found
 
 
-def _tell_one(seed: int, *, script: bool, pauses: bool, disks: int) -> int:
-    print(_scenario(seed, script=script, pauses=pauses, disks=disks))
-    found = simulate(seed, script=script, pauses=pauses, disks=disks, tell=True)
+def _tell_one(seed: int, kind: Mapping[str, Any]) -> int:
+    print(_scenario(seed, **kind))
+    found = simulate(seed, **kind, tell=True)
     _print_fired(found.fired)
     print(f"{found.seconds:.6f} virtual seconds: {found.wrong or 'all is well'}")
     return 1 if found.wrong else 0
 
 
-def _run_many(seeds: range, jobs: int, *, script: bool, pauses: bool, disks: int) -> int:
+def _run_many(seeds: range, jobs: int, kind: Mapping[str, Any]) -> int:
     fired: Counter[str] = Counter()
     failed = 0
     with ProcessPoolExecutor(jobs) as pool:
-        for found in pool.map(partial(simulate, script=script, pauses=pauses, disks=disks), seeds, chunksize=50):
+        for found in pool.map(partial(simulate, **kind), seeds, chunksize=50):
             fired += found.fired
             if found.wrong:
                 failed += 1

@@ -1,4 +1,4 @@
-"""What a seed stands for: the shape of a run, the weather, and what befalls it."""
+"""Scenario of a seed: the shape of a run, the weather, and the faults."""
 
 import random
 from collections.abc import Collection
@@ -40,7 +40,7 @@ SPLIT = ("zb-h1", "zb-h1", "zb-v")
 
 
 class PlannedFault(StrEnum):
-    """What befalls a run."""
+    """Faults of a run."""
 
     KILL = "a worker is killed"
     KILL_ALL = "all workers are killed"
@@ -60,6 +60,8 @@ class PlannedFault(StrEnum):
     PAUSE_RUN = "the run is paused for a while"
     LOSE_DISK = "a worker is killed, and its disk is lost"
     LOSE_DISKS = "a worker and the holder of its copies are killed, and their disks are lost"
+    LEAVE = "a worker is given notice"
+    DRAIN = "a command has a worker leave"
 
 
 _TAMPERING = {
@@ -71,7 +73,8 @@ _TAMPERING = {
 
 OF_SCRIPT = (PlannedFault.KILL_SCRIPT, PlannedFault.PAUSE_SCRIPT)
 OF_DISKS = (PlannedFault.LOSE_DISK, PlannedFault.LOSE_DISKS)
-_OF_OWN = {PlannedFault.RESUME, PlannedFault.PAUSE_RUN, *OF_SCRIPT, *OF_DISKS}  # drawn for themselves
+OF_LEAVERS = (PlannedFault.LEAVE, PlannedFault.DRAIN)
+_OF_OWN = {PlannedFault.RESUME, PlannedFault.PAUSE_RUN, *OF_SCRIPT, *OF_LEAVERS, *OF_DISKS}  # drawn for themselves
 
 _MORE_CALLS = (CallKind.EVALUATE, CallKind.PREDICT)
 
@@ -226,6 +229,23 @@ def with_lost_disks(scenario: Scenario, *, many: bool = False) -> Scenario:
     return replace(scenario, copies=True, keeps_best=False, spares=spares, injections=injections)
 
 
+def with_leavers(scenario: Scenario) -> Scenario:
+    """The same scenario, in which one to three workers leave on notice, some of it too short."""
+    rng = random.Random(scenario.seed + 11 * 10**9)
+    actions = scenario.steps * sum(map(len, compile_program(scenario.schedule, scenario.passes).step))
+    leavers = [
+        Injection(
+            rng.choice(OF_LEAVERS),
+            rng.randrange(actions),
+            rng.choice([0.0, rng.expovariate(1)]),
+            rng.choice([0.01, 0.5, 3.0, 20.0, 20.0]) * scenario.lease,
+            1,
+        )
+        for _ in range(rng.randint(1, 3))
+    ]
+    return replace(scenario, injections=(*scenario.injections, *leavers))
+
+
 def drawn_script(seed: int) -> Scenario:
     """The scenario of `seed` in which a script calls the workers: the same faults, and some that befall the script."""
     found, rng = replace(drawn(seed), replayed_from=None), random.Random(seed + 2 * 10**9)
@@ -249,7 +269,7 @@ def _evaluation(schedule: Schedule, steps: int, rng: random.Random) -> tuple[Rou
 
 
 def _between(rng: random.Random) -> list[CallKind]:
-    """What a script calls for between two training steps."""
+    """Calls of a script between two training steps."""
     return rng.choices(_MORE_CALLS, k=rng.choice([0, 0, 0, 1, 2]))
 
 

@@ -21,6 +21,7 @@ from stageline.broker.control.messages import CONTROL_VERSION, Assigned, FromBro
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.secrets import secrets_of
+from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.program import Instruction, Per, Program, check_schedule
 from stageline.workers.checkpoint.copier import Bandwidth, Copier
 from stageline.workers.checkpoint.directory import SnapshotFailed
@@ -28,6 +29,7 @@ from stageline.workers.checkpoint.hooks import Announced, Rhythm, SnapshotHooks,
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
+from stageline.workers.control.leaving import Left
 from stageline.workers.control.restoring import await_snapshots
 from stageline.workers.process.worker import failures_reported
 from stageline.workers.runtime.call_sequence import QueuedCalls
@@ -43,6 +45,7 @@ LOADING = 0.1  # likewise, the snapshots that a worker begins with
 ACTION = 0.02  # likewise, an action
 FOREVER = float("inf")
 LOST = "no other worker holds a copy"
+LEFT_SAVED, LEFT_LATE = "a worker leaves with a checkpoint", "a worker leaves at the end of its notice"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,7 @@ class SimulatedWorker(SimulatedMember):
         self.place: int | None = None
         self.hang = 0.0  # seconds by which the next action takes longer
         self.loop: WorkerLoop | None = None
+        self.control: ControlThread | None = None
         self.queues: SimulatedQueues | None = None
         self._environment = environment
         self.spawn(self._main)
@@ -83,7 +87,7 @@ class SimulatedWorker(SimulatedMember):
         base = Hello(CONTROL_VERSION, PLAN, name.name, name.host, name.pid, "", name.claim, spare=spare, token=token)
         identity = WorkerIdentity(base, view)
         open_channel = partial(SimulatedChannel, self, self._environment)
-        control = ControlThread(
+        self.control = control = ControlThread(
             "simulated", identity, open_channel=open_channel, clock=self, spawn=self.spawn, exit_process=self.end
         )
         self.end(self._run(control))
@@ -94,6 +98,9 @@ class SimulatedWorker(SimulatedMember):
             self._environment.fired["a spare takes a place"] += self.name.claim is None
             self.incarnation, self.place = assigned.incarnation, assigned.index
             self._work(control, assigned)
+        except Left:
+            self._environment.fired[LEFT_LATE if control.notice.over else LEFT_SAVED] += 1
+            return ExitCode.LEFT
         except Stopped as stop:
             return stop.exit_code
         except (BrokerError, SnapshotFailed):
@@ -203,7 +210,7 @@ class SimulatedWorker(SimulatedMember):
 
 
 def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCalls | QueuedCalls:
-    """What all do that take part in the run."""
+    """Work of all that take part in the run."""
     calls: PlanCalls | QueuedCalls
     if scenario.calls:
         calls = queued_calls(scenario.schedule, scenario.passes)

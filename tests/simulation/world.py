@@ -24,7 +24,8 @@ from simulation.pauses import Person
 from simulation.scenario import Injection, PlannedFault, Scenario
 from simulation.script import SimulatedScript
 from simulation.worker import Name, SimulatedWorker
-from stageline.broker.control.messages import Assigned, Exited, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned, Exited
 from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
@@ -368,7 +369,7 @@ class World:
         )
 
     def _watch(self, sends: list[Outgoing]) -> None:
-        """What the broker announces is on the disk, and never goes back while its records are not tampered with."""
+        """Announced checkpoints are on the disk, and never go back while the broker's records are not tampered with."""
         for _, message in sends:
             match message:
                 case Trim(step):

@@ -37,7 +37,7 @@ def guide_case(part: str, folder: Path) -> tuple[list[str], str]:
 
 
 def asked_in_terminal(workspace: Workspace) -> str:
-    """What `why` says of the newest run, with room for more causes than one."""
+    """Answer of `why` about the newest run, with room for more causes than one."""
     with terminal(workspace, "why", rows=60) as screen:
         assert screen.end() == 0
         return screen.text

@@ -1,4 +1,4 @@
-"""What every process of a run did, and when, in one file that all of them append to, up to the moment of a kill.
+"""Actions of all processes of a run with times, in one file that all of them append to, up to the moment of a kill.
 
 A line is one write to a file opened for appending, so it is there whole or not at all, in the order of the writes.
 """

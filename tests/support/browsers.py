@@ -33,11 +33,11 @@ class Opened:
 
     @property
     def requests(self) -> list[str]:
-        """What it asked for, but for itself and what it has in itself."""
+        """Addresses that the page asked for, but for its own and those of its own content."""
         return [url for url in self.asked if not url.startswith(("data:", "file:", "about:"))]
 
     def violations(self) -> list[str]:
-        """What axe calls serious or critical."""
+        """Faults that axe calls serious or critical."""
         import axe_playwright_python
 
         axe = Path(axe_playwright_python.__file__).with_name("axe.min.js").read_text()

@@ -44,7 +44,7 @@ class ByteTap(Proxy):
 
 
 def recorded(folder: Path) -> list[bytes]:
-    """What each connection has carried, each way."""
+    """Bytes that each connection has carried, each way."""
     return [path.read_bytes() for path in sorted(folder.iterdir())]
 
 

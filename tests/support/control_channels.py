@@ -40,7 +40,7 @@ def send(client: ClientChannel, message: bytes) -> None:
 
 
 def said(server: ServerChannel, client: ClientChannel, *messages: bytes) -> list[tuple[bytes, bytes | None]]:
-    """What arrives once the client has sent `messages`, both at work."""
+    """Messages that arrive once the client has sent `messages`, both at work."""
     for message in messages:
         send(client, message)
     found: list[tuple[bytes, bytes | None]] = []

@@ -20,7 +20,7 @@ STEPS, EVERY, MICROBATCHES, ROWS, SEED = 20, 3, 2, 6, 3
 
 @dataclass
 class EvaluatedLoop:
-    """What the loop found. `rounds`: by step, what `train --json` calls `evaluations`. `stopped`: the step after which
+    """Results of the loop. `rounds`: by step, what `train --json` calls `evaluations`. `stopped`: the step after which
     it stopped early, if it did; `best`: the step of the best round."""
 
     rounds: list[dict[str, Any]] = field(default_factory=list)

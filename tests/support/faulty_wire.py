@@ -33,7 +33,7 @@ MICROBATCHES = 4
 
 
 def value(number: int) -> torch.Tensor:
-    """What message `number` holds."""
+    """Content of message `number`."""
     return torch.arange(number, number + 5, dtype=torch.float64)
 
 

@@ -54,7 +54,7 @@ _TRAINS_FROM = {"convolutions": "conv2", "gpt2": "transformer.h.2"}
 
 @dataclass
 class FineTuned:
-    """What the loop came to.
+    """Results of the loop.
 
     `lines` are those of metrics.jsonl without their times, `rounds` what `train --json` calls `evaluations`. By steps,
     of those that were evaluated: `weights` and `averages`. `best` is the step of the best round. `optimizer` and
@@ -179,7 +179,7 @@ class _Loop:
             self.lr_scheduler.step()
 
     def evaluate(self, step: int) -> dict[str, Any]:
-        """What the averages give for all rows that are held out, or else the weights."""
+        """Outputs for all rows that are held out, of the averages or else the weights."""
         model = self.model if self.averaged is None else self.averaged.module
         (inputs, targets), size = self.source.held_out(), self.plan["data"]["batch_size"]
         sums = dict.fromkeys(("loss", *self.metrics), 0.0)
@@ -260,7 +260,7 @@ class _KeptRows:
 
 
 def _groups(model: nn.Module, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What no group matches, then each group; `params` by their names. The first group that matches has a parameter."""
+    """Unmatched parameters, then each group; `params` by their names. The first group that matches has a parameter."""
     groups: list[dict[str, Any]] = [{"params": {}}, *({**group, "params": {}} for group in wanted)]
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

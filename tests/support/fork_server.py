@@ -150,7 +150,7 @@ class ForkServer:
 
 
 class ServedTemplate(Template):
-    """What `Template` is to a command that runs in the test's own process: the fork server forks its trials."""
+    """Counterpart of `Template` for a command in the test's own process: the fork server forks its trials."""
 
     def __init__(self, fork_server: ForkServer) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ class ForkedChild(Child):
 
 
 class ForkingTemplate(AbstractContextManager["ForkingTemplate"]):
-    """What `Template` is to `train`, for one that is itself a fork: it forks its processes from itself."""
+    """Counterpart of `Template` for a command that is itself a fork: it forks its processes from itself."""
 
     gone = ""
 
@@ -270,7 +270,7 @@ def _kill_orphans() -> list[int]:
 
 
 def _import_everything() -> None:
-    """What takes long the first time, without starting a thread: a fork would lack it."""
+    """Imports that take long the first time, without starting a thread: a fork would lack it."""
     import sklearn.datasets  # noqa: F401
     import torch
 

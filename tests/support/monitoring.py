@@ -1,4 +1,4 @@
-"""What docker/monitoring asks Prometheus: the expressions of its alerts and its dashboard."""
+"""Questions of docker/monitoring to Prometheus: the expressions of its alerts and its dashboard."""
 
 import json
 from collections.abc import Iterator

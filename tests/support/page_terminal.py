@@ -77,7 +77,7 @@ class Names(dict[str, str]):
         return True
 
     def _pattern(self, part: re.Match[str]) -> str:
-        """What `part` of an output shown stands for: a name that is known by now, for the thing that had it before."""
+        """Meaning of `part` of an output shown: a name that is known by now, for the thing that had it before."""
         known = part.group() in self.values()
         return re.escape(part.group()) if known else _PATTERNS.get(part.lastgroup or "", re.escape(part.group()))
 

@@ -96,7 +96,7 @@ class PicturedRun:
 
 
 def _planned(schedule: Schedule, forward: tuple[float, ...], steps: int) -> list[StepRecord]:
-    """The records of a run in which nobody waits for anything but what others compute."""
+    """The records of a run in which workers wait for nothing but what others compute."""
     hops, updates = (0.0004,) * (schedule.stages - 1), (0.001,) * schedule.stages
     timed, _ = simulate(compile_program(schedule), Costs(forward, forward, forward, updates, hops), range(steps), {})
     entries: dict[tuple[int, int], list[TimedAction]] = defaultdict(list)

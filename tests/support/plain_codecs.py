@@ -14,12 +14,12 @@ def lossless(x: Tensor) -> Tensor:
 
 
 def bf16(x: Tensor) -> Tensor:
-    """What arrives of float32 or float64 with finite numbers."""
+    """Tensor that arrives for one of float32 or float64 with finite numbers."""
     return x.to(torch.bfloat16).to(x.dtype)
 
 
 def int8(x: Tensor) -> Tensor:
-    """What arrives of two or more dimensions with finite numbers, if that is fewer bytes."""
+    """Tensor that arrives for one of two or more dimensions with finite numbers, if that is fewer bytes."""
     row = 1
     for size in reversed(x.shape[1:]):
         if row >= 64:

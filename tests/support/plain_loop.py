@@ -1,4 +1,4 @@
-"""What training loops have, in plain torch over the unsplit model: what runs of stages must equal to the bit.
+"""Training loops in plain torch over the unsplit model: runs of stages must equal them to the bit.
 
 Random numbers are seeded before each layer, as for every run; else this is the loop that a user would write.
 """

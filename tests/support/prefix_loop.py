@@ -1,4 +1,4 @@
-"""What a run with a prefix cache must equal to the bit: a plain loop in plain torch.
+"""Loop that a run with a prefix cache must equal to the bit, in plain torch.
 
 It keeps each sample's row of what leaves the frozen layers in the first epoch, and indexes those rows in all later
 ones.
@@ -23,7 +23,7 @@ def train_cached(
     trainable: Sequence[str],
     after_step: Callable[[int, nn.Module], object] = lambda steps, model: None,
 ) -> ReferenceResult:
-    """What leaves the first `layers` layers is kept; an epoch has `epoch` steps, and `samples` says which rows of the
+    """The output of the first `layers` layers is kept; an epoch has `epoch` steps, and `samples` says which rows of the
     data a step has. `after_step` is called after each step with the number of steps and the model."""
     with _alone(recipe.seed):
         model = recipe.build()

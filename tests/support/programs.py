@@ -1,4 +1,4 @@
-"""What workers do in a run, made in one line."""
+"""Programs of workers in a run, made in one line."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What a run must equal to the bit: plain loops in plain torch, written from the documents, without any of our code.
+"""Loops that a run must equal to the bit, in plain torch, written from the documents, without any of our code.
 
 An example's `model.py` and `data.py` are used as they are, since they belong to the user; its plan file is read with
 the standard library. A change of ours that moves one bit of a result shows against these loops, not against itself.
@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained, for how long: a plan without any word on where and in which order."""
+    """Model, data and length of a training: a plan without any word on where and in which order."""
 
     build: Callable[[], nn.Sequential | list[nn.Module]]
     batch: Callable[[int], tuple[Tensor, Tensor]]
@@ -61,7 +61,7 @@ def recipe(
     steps: int = 0,
     changes: Mapping[str, object] = MappingProxyType({}),
 ) -> Recipe:
-    """What the plan file in `folder` says, with other sizes where they are given, and `changes` by dotted keys."""
+    """Recipe of the plan file in `folder`, with other sizes where they are given, and `changes` by dotted keys."""
     plan = tomllib.loads((folder / file).read_text(encoding="utf-8"))
     for key, value in changes.items():
         *tables, name = key.split(".")

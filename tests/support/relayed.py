@@ -54,7 +54,7 @@ class Site:
             process.wait()
 
     def said(self, log: str, pattern: re.Pattern[str]) -> str:
-        """What a log has of the pattern, once it has it."""
+        """Match of the pattern in a log, once there is one."""
         until = monotonic() + PATIENCE
         while (found := pattern.search(self.log(log))) is None:
             assert monotonic() < until, self.log(log)

@@ -72,7 +72,7 @@ class Eavesdropper(Proxy):
 
     @property
     def recorded(self) -> list[bytes]:
-        """What the broker has said to the worker so far."""
+        """Messages of the broker to the worker so far."""
         return frames_in(bytes(self._heard))
 
     @property
@@ -122,7 +122,7 @@ class RunUnderAttack:
 
     @property
     def records(self) -> dict[str, bytes]:
-        """What has come to each endpoint over one connection so far."""
+        """Bytes that have come to each endpoint over one connection so far."""
         files = self._workspace.folder.glob("requests-*")
         queues = {f"tcp://127.0.0.1:{file.name.rpartition('-')[2]}": file.read_bytes() for file in files}
         return {self.broker_url: bytes(self.listeners[0].said), **queues}

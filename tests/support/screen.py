@@ -46,7 +46,7 @@ class Screen:
 
     @property
     def text(self) -> str:
-        """What stands on the screen; a line that a narrow terminal has wrapped is one line."""
+        """Text on the screen; a line that a narrow terminal has wrapped is one line."""
         lines = [""]
         for row in self.rows:
             lines[-1] += row

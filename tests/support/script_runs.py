@@ -61,7 +61,7 @@ class Barrier:
 
 
 class Closures:
-    """What a script names, as functions that no other process could import; `gate` is passed with every loss."""
+    """Objects of a script: functions that no other process could import; `gate` is passed with every loss."""
 
     def __init__(self, gate: Barrier | None = None, width: int = 8) -> None:
         scale = 0.5

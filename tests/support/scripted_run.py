@@ -140,7 +140,7 @@ class ScriptedRun:
         return found if of_last_stage else None
 
     def take(self, key: Queue, number: int) -> Tree:
-        """What came of call `number`, which must be the next one that `key` brings something of."""
+        """Result of call `number`, which must be the next one that `key` brings a result of."""
         reply = self.receive(key, number)
         self.note_reply(key.producer, number, reply)
         return reply

@@ -71,7 +71,7 @@ def writing_on(folder: Path) -> None:
 
 
 def report(folder: Path, status: int) -> dict[str, object]:
-    """What a killed writer has left, and what is there after the next writer has begun."""
+    """Files that a killed writer has left, and files after the next writer has begun."""
     snapshots = SnapshotDirectory(folder, ORIGIN)
     steps = snapshots.steps(0)
     found = {

@@ -1,4 +1,4 @@
-"""What gradients of shared parameters that meet once per step are equal to: parameters of their own, in plain torch."""
+"""Counterpart of shared parameters whose gradients meet once per step: own parameters, in plain torch."""
 
 from collections.abc import Sequence
 from functools import reduce

@@ -14,7 +14,7 @@ PANELS = ("status", "queues", "timetable", "microbatches", "why")
 
 
 def asked(talk: Conversation, what: str, **of: str) -> Facts:
-    """What the broker of a conversation answers; raises `ValueError` as a client does."""
+    """Answers of the broker of a conversation; raises `ValueError` as a client does."""
     found = answer(talk.core.run, Ask(what, of), talk.now)
     if isinstance(found, Refused):
         raise ValueError(found.reason)

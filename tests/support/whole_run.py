@@ -67,7 +67,7 @@ class WholeRun:
         return self._thread.is_alive()
 
     def entries(self) -> list[Entry]:
-        """What its processes have done so far."""
+        """Actions of its processes so far."""
         return action_log.read(self.folder) if (self.folder / action_log.FILE).exists() else []
 
     def until(self, what: Callable[[Entry], bool]) -> Entry:
@@ -78,7 +78,7 @@ class WholeRun:
         self.until(lambda entry: entry.what == action_log.CHECKPOINT and entry.step >= step)
 
     def wait_for(self, look: Callable[[], Any]) -> Any:
-        """What `look` finds, which must be true, as soon as it does."""
+        """Result of `look` as soon as it is true."""
         deadline = monotonic() + PATIENCE
         while monotonic() < deadline and self._thread.is_alive():
             if found := look():
@@ -87,13 +87,13 @@ class WholeRun:
         raise AssertionError(f"that did not happen. {self._outcome or 'The run goes on'}")
 
     def ask(self, command: str, *arguments: str) -> str:
-        """What a command prints of the run."""
+        """Text that a command prints of the run."""
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             run([command, str(self.folder), *arguments])
         return printed.getvalue()
 
     def facts(self, what: str) -> dict[str, Any]:
-        """What the broker answers to a query."""
+        """Answer of the broker to a query."""
         with self._client() as client:
             return client.ask(what, PATIENCE)
 

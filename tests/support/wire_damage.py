@@ -1,4 +1,4 @@
-"""What a bad wire does to the bytes that pass a proxy: to one piece of them after another, each time somewhere else.
+"""Damage by a bad wire to the bytes that pass a proxy: to one piece of them after another, each time somewhere else.
 
 After a while it is a good one: a wire on which no connection stands long enough to be made carries nothing.
 """

@@ -1,4 +1,4 @@
-"""What a script gets when its run fails."""
+"""Errors of a script whose run fails."""
 
 import copy
 from pathlib import Path

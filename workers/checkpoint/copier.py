@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from stageline.broker.codec.message import Message
-from stageline.broker.control.messages import Copying
-from stageline.broker.control.records import CopyOrder, CopyState
+from stageline.broker.control.checkpoints import Copying, CopyOrder, CopyState
 from stageline.broker.queues.base import Inbound, Outbound, WorkerQueues
 from stageline.pipeline.program import CHUNKS, Program, Queue
 from stageline.pipeline.tree import Tree, tensors

@@ -18,7 +18,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from stageline.broker.control.records import CopyState
+from stageline.broker.control.checkpoints import CopyState
 from stageline.pipeline.program import CHUNKS
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import draft_of, make_folder

@@ -179,12 +179,12 @@ class SnapshotHooks(CheckpointHooks):
             kept if stage == self._progress.last else {},
             position.calls,
             position.evaluations,
-            tuple(self._progress.evaluations) if stage == self._progress.last else (),
+            tuple(each for each in self._progress.evaluations if each.step < done)
+            if stage == self._progress.last
+            else (),
         )
-        path = self._snapshots.path(stage, done)
-        self._writer.submit(
-            partial(self._write, snapshot), stage, 1, what=f"write its snapshot of step {done} to {path}"
-        )
+        what = f"write its snapshot of step {done} to {self._snapshots.path(stage, done)}"
+        self._writer.submit(partial(self._write, snapshot), stage, 1, what=what)
         if stage in self._waits_for:
             del snapshot, state
             self._wait_for(stage)

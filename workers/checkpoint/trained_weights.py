@@ -131,7 +131,7 @@ def _files_of_checkpoint(source: CheckpointSource, step: int, *, ema: bool) -> I
     snapshots = source.verified(step)
     yield [each / WEIGHTS for each in snapshots]
     if ema:
-        files = [file for each in snapshots if (file := each / AVERAGES).exists()]
+        files = [*filter(Path.exists, (each / AVERAGES for each in snapshots))]
         if not files:
             lacking = _WEIGHTS_OF_RUN["averages-*.safetensors"]
             raise FileNotFoundError(f"the checkpoint of step {step} in {source.folder} has no averages: {lacking}")

@@ -20,6 +20,7 @@ MEANINGS = {code: ended.meaning for code, ended in EXIT_CODES.items()}
 _ALWAYS = {ExitCode.INTERRUPTED: "interrupted"} | {
     code: MEANINGS[code] for code in (ExitCode.OK, ExitCode.FAILED, ExitCode.USAGE)
 }
+ARGUMENTS = "stageline.arguments"  # of the command, as they were given, in the `meta` of its context
 _HEADINGS = {"--set": "Plan", "--step": "Checkpoint", "--broker": "Network"}
 _HEADINGS |= dict.fromkeys(("--watch", "--every", "--json", "--help"), "Output")
 _NUMBER = re.compile("(INTEGER|FLOAT)( RANGE)?$")
@@ -66,6 +67,7 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments; the message about an unknown option that is a key of the plan says how to set it."""
+        ctx.meta[ARGUMENTS] = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -206,10 +206,10 @@ def warn(warnings: Sequence[str]) -> None:
         say(f"stageline: warning: {warning}", err=True)
 
 
-def require_restarts(plan: "plans.Plan") -> None:
-    """Raise `click.UsageError` if the plan has no use for spare workers."""
+def require_restarts(plan: "plans.Plan", why: str = "a spare has nothing to wait for") -> None:
+    """Raise `click.UsageError`, which says `why`, if no worker of the plan is replaced."""
     if not plan.recovery.on:
-        raise click.UsageError("a spare has nothing to wait for: no worker is replaced; add --set recovery.restarts=5")
+        raise click.UsageError(f"{why}: no worker is replaced; add --set recovery.restarts=5")
 
 
 def plan_arguments(config: str, sets: Sequence[str]) -> list[str]:

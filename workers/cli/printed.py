@@ -1,4 +1,4 @@
-"""What commands print with --json where no other class says it."""
+"""Facts that commands print with --json where no other class has them."""
 
 from typing import Literal
 
@@ -42,6 +42,21 @@ class StoppedRun(_Printed, frozen=True, kw_only=True):
     code: int
     checkpoint: int | None
     finished_floor: int
+
+
+class LeftWorker(_Printed, frozen=True, kw_only=True):
+    """A worker that `stageline run leave` has had leave its place.
+
+    Attributes:
+        worker: Number of the worker.
+        changed: False if it was leaving already.
+        process: The process that has taken its place by now; None if the place is free.
+    """
+
+    run: str
+    worker: int
+    changed: bool
+    process: str | None
 
 
 class DoctorFinding(_Printed, frozen=True, kw_only=True):

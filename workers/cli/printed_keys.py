@@ -1,4 +1,4 @@
-"""What the commands `stageline keys` print with --json."""
+"""Facts that the commands `stageline keys` print with --json."""
 
 import msgspec
 

@@ -8,6 +8,7 @@ from time import monotonic, time
 from typing import Any
 
 from stageline.broker.control.channel import ClientChannel
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     Answer,
     Ask,
@@ -15,6 +16,7 @@ from stageline.broker.control.messages import (
     Exited,
     FromBroker,
     Refused,
+    Request,
     StopRun,
     ToBroker,
 )
@@ -203,6 +205,22 @@ class Client(AbstractContextManager["Client"]):
         self._forget_answers()
         return self._await_answer(Ask("status"), "pause", timeout, request)
 
+    def request_leave(self, request: LeaveWorker, timeout: float = 3.0) -> dict[str, Any]:
+        """Have a worker leave the run, and return the facts of the answer.
+
+        The run's secret is not needed if the key of this process may stop the run.
+
+        Args:
+            request: The request. The broker puts the name of a key in the place of its `by`.
+            timeout: Seconds to wait for the broker. The request is sent again after a lost connection.
+
+        Raises:
+            BrokerUnreachable, KeyRefused, NoAnswer: As of `ask`.
+            RequestRefused: The broker refuses.
+        """
+        self._forget_answers()
+        return self._await_answer(Ask("status"), "leave", timeout, request)
+
     def dismiss(self) -> None:
         """Tell the broker that it may exit: the run is over, and no more queries will come."""
         self._send(StopRun("the run is over", over=True))
@@ -242,7 +260,7 @@ class Client(AbstractContextManager["Client"]):
             continue
 
     def _await_answer(
-        self, message: Ask | KeyChange, schema: str, timeout: float, request: StopRun | PauseRun | None = None
+        self, message: Ask | KeyChange, schema: str, timeout: float, request: Request | None = None
     ) -> dict[str, Any]:
         """Send `request`, then `message`; return the facts of the answer. A refusal of the request counts, too."""
         self._put(request, message)
@@ -263,7 +281,7 @@ class Client(AbstractContextManager["Client"]):
             f"broker? Name another with --broker."
         )
 
-    def _put(self, request: StopRun | PauseRun | None, message: Ask | KeyChange) -> None:
+    def _put(self, request: Request | None, message: Ask | KeyChange) -> None:
         """Send a request, sealed or not, and the message that brings its answer."""
         if request is not None:
             self._channel.send(self._sealer.sealed(request, self._secret()))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import structlog
 
-from stageline.broker.control.messages import Assigned, Copying, Finished, Peers, Refused, ScheduleOrders, Stop, Trim
+from stageline.broker.control.checkpoints import Copying, Trim
+from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, ScheduleOrders, Stop
 from stageline.broker.control.pauses import Hold
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.broker.queues.secrets import secrets_of
@@ -21,7 +22,8 @@ from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
 
 from .control_thread import ControlThread
-from .joining import Stopped, WorkersMissing
+from .joining import OwnStop, Stopped, WorkersMissing
+from .leaving import HandOver, keep_here
 
 STEP_END = 5.0  # seconds that finishing a step may take when the run is stopped
 CONFIRMATION = 1.0  # seconds that the broker gets to confirm the last snapshot, and again to say that all have
@@ -43,6 +45,8 @@ class CommandHandler:
         loop: WorkerLoop,
         copier: Copier,
         clock: Clock = STEADY,
+        *,
+        hand_over: HandOver = keep_here,
     ) -> None:
         """Open the worker's ends of its queues; no peer is admitted before the broker has named any.
 
@@ -54,8 +58,10 @@ class CommandHandler:
             loop: The compute loop.
             copier: The worker's ends of transfers of snapshots.
             clock: Source of monotonic time, in seconds.
+            hand_over: Called before this worker leaves on notice, with its snapshots on the disk.
         """
         self._assigned = assigned
+        self._hand_over = hand_over
         self._control = control
         self._queues = queues
         self._hooks = hooks
@@ -127,13 +133,29 @@ class CommandHandler:
                         self._hooks.stop_at(order.step)
                 case Stop() as stop:
                     self._end(stop)
-                case Refused(reason, code):
-                    raise Stopped(reason, failure_code(code), broker_knows=True)
+                case Refused(reason, code, over):
+                    raise Stopped(reason, failure_code(code), broker_knows=True, over=over)
                 case Stopped() as stopped:
                     raise stopped
         self._loop.attend_within(copier.PATIENCE if self._copier.turn() else PATIENCE)
         if self._stop is not None:
             self._end_with_the_step(*self._stop)
+        elif self._control.notice.given:
+            self._leave_if_saved()
+
+    def _leave_if_saved(self) -> None:
+        """Leave on notice once the checkpoint is complete before whose step the run pauses, or once the time is over.
+
+        Raises:
+            Left: The worker has nothing left to do here.
+        """
+        progress, notice = self._loop.progress, self._control.notice
+        if not notice.allows(progress.held.known, progress.complete, joined=self._joined):
+            return
+        if not notice.over:
+            self._hand_over(notice.patience)
+            self._control.wait_until_confirmed(min(CONFIRMATION, notice.patience))
+        raise notice.leave()
 
     def _may_be_complete(self, step: int) -> bool:
         """Return False if this worker's stages have not come to `step`, or have no snapshot of it."""
@@ -276,7 +298,7 @@ class CommandHandler:
     def _stopped(self, stop: Stop) -> Stopped:
         """Return the `Stopped` for `stop`; its code is a failure's unless this worker has finished its steps."""
         code = documented(stop.code) if self._finished else failure_code(stop.code)
-        return Stopped(stop.reason, code, broker_knows=True)
+        return Stopped(stop.reason, code, broker_knows=True, over=not isinstance(stop, OwnStop))
 
 
 def _is_untaken(outbound: Outbound) -> bool:

@@ -1,4 +1,4 @@
-"""A worker's connection to the broker: a thread that reports the compute loop's `Progress` and receives commands.
+"""A worker's connection to the broker: a thread that sends reports and receives commands.
 
     compute loop  --Progress-->  ControlThread  --Report (every BEAT seconds)-->  broker
     compute loop  <--commands--  ControlThread  <--Peers, Trim, Stop, ...-------  broker
@@ -17,6 +17,7 @@ import msgspec
 import structlog
 
 from stageline.broker.control.channel import ClientChannel
+from stageline.broker.control.leaves import Leave
 from stageline.broker.control.messages import (
     LONGEST_TEXT,
     WAITS,
@@ -32,7 +33,7 @@ from stageline.broker.control.messages import (
     Standby,
     Stop,
 )
-from stageline.broker.control.peek import Look, Peek, Peeked, ShowLog, ShowStacks
+from stageline.broker.control.peek import Look, Peeked
 from stageline.broker.control.protocol import MessageSeal, Sealer, decode_from_broker
 from stageline.broker.errors import BadMessage
 from stageline.broker.keys.admission import KeyRefusal
@@ -45,13 +46,14 @@ from stageline.pipeline.process.steady_clock import STEADY
 from stageline.workers.runtime.loop import Clock
 from stageline.workers.runtime.progress import Progress
 
+from .alive import NO_PULSE, Pulse
 from .client import BrokerUnreachable, KeyRefused
-from .joining import JOIN, Joining, Stopped, WorkerIdentity, WorkersMissing
-from .kept_log import shown_log
+from .joining import JOIN, Joining, OwnStop, Stopped, WorkerIdentity, WorkersMissing
+from .leaving import Notice
 from .party_trust import PartiesDiffer, PartyTrust
-from .peeking import shown_stacks
 from .refusals import REDIAL, RedialledChannel, explained
 from .session import BEAT, UNANSWERED, Reporter, Session
+from .views import NOTHING, Views
 from .vitals import resident_memory
 
 log = structlog.get_logger()
@@ -60,7 +62,6 @@ IGNORED = 12.0  # seconds that the compute loop gets to exit when the broker say
 REVOKED = 12.0  # seconds that a broker refuses the key of a worker which had been admitted, before the worker ends
 LIFELINE = 1.0  # seconds between two looks at the lifeline
 CLOSING = 2.0  # seconds that the thread gets to send what is left
-_NO_LOG = "this process shows none"
 
 
 def start_thread(target: Callable[[], None]) -> threading.Thread:
@@ -68,10 +69,6 @@ def start_thread(target: Callable[[], None]) -> threading.Thread:
     thread = threading.Thread(target=target, name="control", daemon=True)
     thread.start()
     return thread
-
-
-def _refuses(peek: Peek) -> Peeked:
-    return Peeked(0, peek.id, refusal="this process shows no messages")
 
 
 class ControlThread:
@@ -87,6 +84,7 @@ class ControlThread:
         pair: KeyPair | None = None,
         *,
         trust: PartyTrust | None = None,
+        pulse: Pulse = NO_PULSE,
         lifeline: Lifeline | None = None,
         open_channel: Callable[[str, KeyPair | None], ClientChannel] = open_client,
         clock: Clock = STEADY,
@@ -100,6 +98,7 @@ class ControlThread:
             identity: The worker's identity, for its Hellos.
             pair: Pair by which the broker knows this process; None for an address without a key.
             trust: Judge of what the broker tells about the other workers; None believes all.
+            pulse: Signs of life of this process, for what watches it.
             lifeline: This process exits once the lifeline is cut; None for one that is never cut.
             open_channel: Opens the channel; a simulated process passes its own, as with the next three.
             clock: Source of time, in seconds.
@@ -107,12 +106,14 @@ class ControlThread:
             exit_process: Ends the process with an exit code.
         """
         self.commands: deque[FromBroker | Stopped] = deque()
+        self.notice = Notice(clock.monotonic)
         self._wake: Callable[[], None] = lambda: None
         self._lifeline = lifeline or Lifeline()
         self._identity = identity
         self._url = url
         self._pair = pair
         self._trust = trust
+        self._pulse = pulse
         self._channel = RedialledChannel(lambda: open_channel(url, pair), clock.monotonic)
         self._clock = clock
         self._sealer = Sealer(clock.time)
@@ -124,8 +125,7 @@ class ControlThread:
         self._told_refusal = KeyRefusal.NONE  # last
         self._thread: threading.Thread | None = None
         self._session: Session | None = None
-        self._peek: Callable[[Peek], Peeked] = _refuses
-        self._shows_code, self._log_withheld = False, _NO_LOG
+        self._views = NOTHING
         self._dismissed: tuple[float, Stop | Refused] | None = None  # when the broker first ended this worker's work
 
     def join(self, timeout: float, *, workers_timeout: float = float("inf")) -> Assigned:
@@ -145,6 +145,7 @@ class ControlThread:
         now = self._clock.monotonic
         joining, begun, deadline, reason = Joining(self._identity), now(), now() + timeout, ""
         while now() < deadline:
+            self._pulse.stand_by()
             self._demand_lifeline()
             self._demand_admission()
             self._send(joining.hello())
@@ -180,9 +181,7 @@ class ControlThread:
         steps: int | None,
         wake: Callable[[], None],
         where: Callable[[int], str] = lambda stage: "",
-        peek: Callable[[Peek], Peeked] = _refuses,
-        shows_code: bool = False,
-        log_withheld: str = _NO_LOG,
+        views: Views = NOTHING,
     ) -> None:
         """Begin to report on `progress` from a thread.
 
@@ -193,13 +192,11 @@ class ControlThread:
             steps: The number of steps to train; None if a script decides as it goes.
             wake: Makes the loop look at `commands`, even while it waits.
             where: Returns a stage's place in the model, such as "layer 3".
-            peek: Looks at retained messages; it must not take longer than a report may be late.
-            shows_code: True if the broker may learn lines and paths of this process's code.
-            log_withheld: Why the broker must not learn what this process logs; "" if it may.
+            views: Views of this process that the broker may ask for; by default none.
         """
-        self._peek, self._shows_code, self._log_withheld = peek, shows_code, log_withheld
+        self._views = views
         now, clock = self._clock.monotonic(), self._clock.time
-        reporter = Reporter(progress, assigned.incarnation, steps, clock, where, resident_memory())
+        reporter = Reporter(progress, assigned.incarnation, steps, clock, where, resident_memory(), self.notice.tell)
         session = Session(self._identity, assigned, endpoint, reporter, self._outbox, now=now)
         self._session, self._wake = session, wake
         self._thread = self._spawn(lambda: self._serve(session))
@@ -207,6 +204,11 @@ class ControlThread:
     def command(self, command: FromBroker | Stopped) -> None:
         """Hand a command to the compute loop. Safe in any thread and in signal handlers."""
         self.commands.append(command)
+        self._wake()
+
+    def leave(self, seconds: float, reason: str) -> None:
+        """Have this worker leave the run within `seconds`, for `reason`. Safe in any thread and in signal handlers."""
+        self.notice.give(seconds, reason)
         self._wake()
 
     @property
@@ -231,10 +233,12 @@ class ControlThread:
             self._clock.sleep(BEAT / 4)
 
     def close(self) -> None:
-        """Send what is left, and close the channel.
+        """Send what is left, and close the channel; a worker that has left on notice says goodbye last.
 
         Waits CLOSING seconds at most for the thread, and half a second for the channel.
         """
+        if self.notice.left:
+            self.send(Goodbye(0, self.notice.reason))
         self._closing = True
         if self._thread is not None:
             self._thread.join(CLOSING)
@@ -248,12 +252,13 @@ class ControlThread:
             self._exchange(session)
         except Exception as error:  # the compute loop must not go on without commands, whatever it was
             log.exception("the connection to the broker failed")
-            self.command(Stop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
+            self.command(OwnStop(f"the connection to the broker failed: {type(error).__name__}: {error}", 1))
 
     def _exchange(self, session: Session) -> None:
         looked = float("-inf")
         while not self._closing:
             now = self._clock.monotonic()
+            self._pulse.beat(session.reporter.progress)
             if now - looked >= LIFELINE:
                 looked = now
                 self._look_at_lifeline()
@@ -267,6 +272,9 @@ class ControlThread:
             self._receive_until(now + BEAT, session)
             self._stop_if_revoked()
             self._exit_if_ignored()
+            if self.notice.given:
+                self._wake()  # it looks whether it may leave
+                self._exit_if_late(session)
         for message in session.unsent():
             self._send(message)
 
@@ -295,10 +303,9 @@ class ControlThread:
 
         Any other refusal counts as a broker that is away.
         """
-        refused_for = self._channel.refused_for
-        refusal = self._channel.refusal
+        refused_for, refusal = self._channel.refused_for, self._channel.refusal
         if self._dismissed is None and refused_for > REVOKED and refusal.may_pass:
-            stop = Stop(explained(refusal, self._url, self._pair), ExitCode.NOT_ADMITTED)
+            stop = OwnStop(explained(refusal, self._url, self._pair), ExitCode.NOT_ADMITTED)
             self._dismissed = self._clock.monotonic(), stop
             self.command(stop)
 
@@ -308,8 +315,11 @@ class ControlThread:
             if command is None:
                 continue
             if isinstance(command, Look):
-                seen = self._seen(command)
+                seen = self._views.seen(command)
                 self._send(msgspec.structs.replace(seen, incarnation=session.reporter.incarnation))
+                continue
+            if isinstance(command, Leave):
+                self.leave(command.seconds, command.reason)
                 continue
             if isinstance(command, Stop | Refused):
                 self._dismissed = self._dismissed or (self._clock.monotonic(), command)
@@ -317,15 +327,6 @@ class ControlThread:
                 host, there = host_of(self._url), command.workers.items()
                 command = Peers({index: (number, dialled(endpoint, host)) for index, (number, endpoint) in there})
             self.command(command)
-
-    def _seen(self, request: Look) -> Peeked:
-        match request:
-            case Peek():
-                return self._peek(request)
-            case ShowStacks():
-                return shown_stacks(request, bare=not self._shows_code)
-            case ShowLog():
-                return shown_log(request, self._log_withheld)
 
     def _exit_if_ignored(self) -> None:
         """Exit the process if the compute loop has not ended IGNORED seconds after the broker told it to.
@@ -337,6 +338,14 @@ class ControlThread:
         command = self._dismissed[1]
         log.error("ended", reason=f"{command.reason}. The compute loop has not ended within {IGNORED:g} s")
         self._exit_process(failure_code(command.code))
+
+    def _exit_if_late(self, session: Session) -> None:
+        """Leave at the end of the notice for a compute loop that does not return from an action."""
+        if self.notice.late and not self.notice.left:
+            log.error("left", reason=self.notice.farewell)
+            self._send(Goodbye(session.reporter.incarnation, self.notice.farewell))
+            self._channel.close()
+            self._exit_process(ExitCode.LEFT)
 
     def _send(self, message: Hello | Report | Failed | Finished | Goodbye | Peeked) -> None:
         if self._trust is not None and isinstance(message, Hello):

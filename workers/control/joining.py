@@ -22,13 +22,19 @@ class Stopped(StagelineError):
     Attributes:
         exit_code: The exit code of the process.
         broker_knows: True if the worker leaves with a Goodbye, since the run need not end for it.
+        over: True if the broker has said that the run is over.
     """
 
-    def __init__(self, reason: str, exit_code: int, *, broker_knows: bool = False) -> None:
+    def __init__(self, reason: str, exit_code: int, *, broker_knows: bool = False, over: bool = False) -> None:
         """Keep the exit code and the way to leave; `reason` is the text for people."""
         super().__init__(reason)
         self.exit_code = exit_code
         self.broker_knows = broker_knows
+        self.over = over
+
+
+class OwnStop(Stop, frozen=True):
+    """A stop that this process itself has ordered: the run may go on."""
 
 
 class NotAdmitted(Stopped):
@@ -147,10 +153,10 @@ class Joining:
                 self._enter(run)
                 self._declined = 0
                 self._inspect(step)
-            case Refused(reason, code):
-                raise NotAdmitted(reason, documented(code))
+            case Refused(reason, code, over):
+                raise NotAdmitted(reason, documented(code), over=over)
             case Stop(reason, code):
-                raise Stopped(reason, documented(code))
+                raise Stopped(reason, documented(code), over=True)
         return None
 
     def _consider(self, assigned: Assigned) -> Assigned | None:

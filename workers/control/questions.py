@@ -43,7 +43,7 @@ class Questions:
         try:
             return found.result(timeout)
         finally:
-            if found.cancel():  # nobody waits any more, and a broker that takes no turn takes none out
+            if found.cancel():  # the thread waits no more, and a broker that takes no turn takes none out
                 with self._lock, suppress(ValueError):
                     self._waiting.remove(asked)
 

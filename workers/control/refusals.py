@@ -1,4 +1,4 @@
-"""Refusals of this process's keys by what is at a broker's address: what to do then, and a channel that dials again."""
+"""Refusals of this process's keys at a broker's address, and a channel that dials again."""
 
 from collections.abc import Callable
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from stageline.broker.control.messages import Assigned, Copying, Peers, Refused, Stop
+from stageline.broker.control.checkpoints import Copying
+from stageline.broker.control.messages import Assigned, Peers, Refused, Stop
 from stageline.broker.queues.base import WorkerQueues
 from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.errors import failure_code

@@ -1,4 +1,4 @@
-"""The worker's side of the control protocol after it has a place: messages to send and answers to take, without I/O.
+"""The worker's side of the control protocol after it has a place, without I/O.
 
     Session     Hello (whenever the broker may be another one), Report (every BEAT seconds), Finished, until Stop
     Reporter    makes the reports from the `Progress` that the compute loop writes
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from stageline.broker.control.leaves import Leaving
 from stageline.broker.control.messages import (
     MOST_DIGESTS,
     MOST_ROUNDS,
@@ -66,6 +67,7 @@ class Reporter:
         clock: Callable[[], float] = STEADY.time,
         where: Callable[[int], str] = lambda stage: "",
         memory: Callable[[], int] = int,
+        leaving: Callable[[], Leaving | None] = lambda: None,
     ) -> None:
         """Start with nothing sent.
 
@@ -76,9 +78,11 @@ class Reporter:
             clock: Returns the seconds since the epoch.
             where: Returns a stage's place in the model, such as "layer 3" or "the loss".
             memory: Returns the bytes of memory that the process takes; 0 if it does not know.
+            leaving: Returns the worker's notice that it leaves; None if it stays.
         """
         self.progress = progress
         self._memory = memory
+        self._leaving = leaving
         self._broker_clock = BrokerClock()
         self._where = where
         self.incarnation = incarnation
@@ -199,14 +203,13 @@ class Reporter:
             orders=len(orders),
             closed=closed,
             held=progress.held.known,
+            leaving=self._leaving(),
             stage_bytes=[(stage, *taken) for stage, taken in list(progress.stage_bytes.items())],
             digests=list(self._digests) if must_arrive else [],
             memory=self._memory(),
             timed=must_arrive,
             clock=self._broker_clock.offset,
-            copies=list(progress.copies.states.items()),
-            copied=progress.copies.chunks,
-            lacks=list(progress.copies.lacks),
+            copies=progress.copies.report,
         )
 
     def _idle(self, computing: tuple[float, float | None] | None) -> float:

@@ -1,4 +1,4 @@
-"""Memory of a worker's process, and the offset of the broker's clock, for its reports.
+"""Memory of a worker's process, and the offset of the broker's clock.
 
     worker  ──report, sent at a──>  broker          offset = t - (a + b) / 2, wrong by at most (b - a) / 2
             <──confirmed at t─────  received at b   of the last answers, the one with the shortest way counts
@@ -45,11 +45,11 @@ class BrokerClock:
         if sent is not None and at and now >= sent:
             self._learn((now - sent) / 2, at - (sent + now) / 2)
 
-    def _learn(self, uncertain: float, ahead: float) -> None:
+    def _learn(self, uncertain: float, offset: float) -> None:
         known = self.offset
-        if known is not None and abs(ahead - known[0]) > uncertain + known[1]:
+        if known is not None and abs(offset - known[0]) > uncertain + known[1]:
             self._samples.clear()
-        self._samples.append((uncertain, ahead))
+        self._samples.append((uncertain, offset))
 
     @property
     def offset(self) -> tuple[float, float] | None:

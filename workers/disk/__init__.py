@@ -1,4 +1,4 @@
-"""Files on disk: atomic writes, writing in the background of the compute loop, and tensors kept bit for bit.
+"""Files on disk: atomic writes, a background writer, and tensors kept bit for bit.
 
 May import `pipeline`; any other room of `workers` may import this one. Read `atomic_file.py` first.
 """

@@ -1,4 +1,4 @@
-"""The process around a broker's coordinator: it obeys signals, waits for the store, and writes the run's files."""
+"""The process around a coordinator: it obeys signals, waits for the store, and writes files."""
 
 from collections.abc import Sequence
 from contextlib import suppress

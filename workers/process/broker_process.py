@@ -1,4 +1,4 @@
-"""The broker process: finds the run in its store, serves it, and exits when the run has ended or on a signal.
+"""The broker process: serves the run in its store until the run has ended, or a signal comes.
 
 serve_channel   receives messages, lets the gate and the coordinator decide, sends their answers
 Entrance        who may connect, and say what: `entrance.py`

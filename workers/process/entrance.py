@@ -1,4 +1,4 @@
-"""Entrance to a broker: who may connect, what each may say, and what people are told about it.
+"""Entrance to a broker: who may connect, and what each may say.
 
 address beyond this machine         keys, a register in the broker's store, a gate, an audit log
 the same in a run with parties      their keys are admitted as the plan lists them, and no other gets a place

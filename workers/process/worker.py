@@ -43,8 +43,10 @@ from stageline.workers.checkpoint.trained_weights import save_weights
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped
+from stageline.workers.control.leaving import Left
 from stageline.workers.control.peeking import Peeker, all_withheld_by, withheld_by
 from stageline.workers.control.restoring import await_snapshots
+from stageline.workers.control.views import Views
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.metrics import MetricsNotWritten
@@ -103,6 +105,8 @@ def failures_reported(
     - A worker that leads a group of processes, of which another one is lost.
     - A worker that lacks memory, or descriptors where the user's code needs them: a fresh process has its own.
 
+    A worker that leaves on notice says goodbye later, once its queues are closed.
+
     Args:
         control: Connection to the broker.
         incarnation: Incarnation of the worker.
@@ -112,6 +116,8 @@ def failures_reported(
     """
     try:
         yield
+    except Left:
+        raise
     except BaseException as error:  # whatever it was, the run must end with its reason
         leaves = isinstance(error, Stopped) and error.exit_code == ExitCode.INTERRUPTED
         leaves = leaves or isinstance(error, Fenced | GroupLost) or lacks_resources(error)
@@ -176,6 +182,9 @@ class WorkerOptions:
         standing_in: True if another worker has started this process for the place of a lost replica. If it cannot take
             the place, the run goes on without it.
         pair: Pair by which the broker knows the process; None for an address without a key.
+        alive: Path of the file that is touched as long as the worker progresses; None for none.
+        over: Called once the broker has said that the run is over.
+        notice: Seconds from SIGTERM until the process must be gone: it leaves, and the run goes on. None without.
     """
 
     broker: str
@@ -190,6 +199,9 @@ class WorkerOptions:
     command: tuple[str, ...] = ()
     standing_in: bool = False
     pair: KeyPair | None = None
+    notice: float | None = None
+    alive: Path | None = None
+    over: Callable[[], object] = lambda: None
 
 
 class Worker:
@@ -245,9 +257,11 @@ class Worker:
             steps=steps,
             wake=self._wake,
             where=lambda each: self._stages[each].where,
-            peek=Peeker(assigned.run, assigned.index, queues, content),
-            shows_code=not all_withheld_by(job.plan, keyed=keyed),
-            log_withheld=all_withheld_by(job.plan, keyed=False),  # as for texts of exceptions, which it may have
+            views=Views(
+                Peeker(assigned.run, assigned.index, queues, content),
+                shows_code=not all_withheld_by(job.plan, keyed=keyed),
+                log_withheld=all_withheld_by(job.plan, keyed=False),  # as for texts of exceptions, which it may have
+            ),
         )
         names = assigned.index, assigned.run, assigned.incarnation, assigned.step
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)

@@ -21,6 +21,7 @@ import torch
 
 from stageline.broker.control.messages import CONTROL_VERSION, Hello
 from stageline.broker.control.records import LONGEST_NAME
+from stageline.broker.ledger.losses import Leases
 from stageline.pipeline.errors import (
     ExitCode,
     ModelRefused,
@@ -31,9 +32,10 @@ from stageline.pipeline.errors import (
 from stageline.pipeline.plan import Plan
 from stageline.pipeline.plan.copies import copy_groups
 from stageline.pipeline.process.lifeline import NONE, Lifeline
-from stageline.pipeline.process.signals import Signals, exit_at_once
+from stageline.pipeline.process.signals import Signals, exit_at_once, leave_at_once
 from stageline.pipeline.program import Neighbours, neighbours_of
 from stageline.workers.checkpoint.inventory import LocalSnapshots
+from stageline.workers.control.alive import Pulse
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import NotAdmitted, Stopped, WorkerIdentity
 from stageline.workers.control.party_trust import trust_of
@@ -53,7 +55,8 @@ log = structlog.get_logger()
 def run_worker(plan: Plan, options: WorkerOptions) -> int:
     """Run one worker to the end of the run; return the exit code. A reason to stop early is logged and reported.
 
-    Once the worker is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130.
+    Once the worker is assigned, SIGINT and SIGTERM end it between two actions, with exit code 130. With
+    `options.notice`, SIGTERM has it leave at the end of a step, with exit code 76.
 
     Raises:
         NotAdmitted: The broker has no place for a worker with `options.joined`: another run may begin there.
@@ -61,12 +64,17 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
     try:
         return _run(_anchored(plan), options)
     except NotAdmitted as refusal:
+        if refusal.over and not options.joined:
+            options.over()
         if options.joined:
             raise
         log.error("stopped", reason=str(refusal))
         return refusal.exit_code
     except Stopped as stop:
-        (log.info if stop.exit_code == ExitCode.OK else log.error)("stopped", reason=str(stop))
+        if stop.over:
+            options.over()
+        meant = stop.exit_code in (ExitCode.OK, ExitCode.LEFT)
+        (log.info if meant else log.error)("stopped", reason=str(stop))
         _tell_refusal(stop, stop.exit_code, options)
         return stop.exit_code
     except Exception as error:
@@ -105,6 +113,10 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
             "that it opens no data but that worker's",
             ExitCode.USAGE,
         )
+    if options.notice is not None:
+        Signals(leave_at_once)
+    pulse = Pulse(options.alive, Leases(plan.recovery.lease, plan.recovery.longest_action, plan.recovery.loading))
+    pulse.load()
     plan.demand_memory()
     job = prepare(plan, worker=options.claim)
     if options.spare:
@@ -120,16 +132,17 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     why_not = partial(why_not_own, job.plan) if options.joined else (lambda run: None)
     identity = identity_of(job.plan, options.name, options.claim, why_not, holds=holds, spare=options.spare, **length)
     trust = trust_of(job.plan, options.pair)
-    control = ControlThread(options.broker, identity, options.pair, trust=trust, lifeline=lifeline)
+    control = ControlThread(options.broker, identity, options.pair, trust=trust, pulse=pulse, lifeline=lifeline)
     try:
         assigned = control.join(options.broker_timeout, workers_timeout=options.workers_timeout)
+        pulse.load()
         if assigned.index >= count:
             reason = f"the broker gave place {assigned.index} of a plan with {count} workers"
             raise Stopped(reason, ExitCode.FAILED)
         job = replace(job, length=job.length or assigned.length).only(job.schedule.placement[assigned.index])
         gc.collect()  # the model may refer to itself
         _keep_memory(job.plan, assigned.index)  # from here on: what loading has freed goes back
-        _exit_on_signals(control)  # not before: until here, a signal may end the process at once
+        _exit_on_signals(control, options.notice)  # not before: until here, a signal may end the process at once
         log.info(
             f"assigned: this process is worker {assigned.index} of run {assigned.run}, known to the broker by the "
             f"incarnation {assigned.incarnation}; a replacement has a higher one"
@@ -174,10 +187,16 @@ def _keep_memory(plan: Plan, worker: int) -> None:
         keep_freed_memory()
 
 
-def _exit_on_signals(control: ControlThread) -> None:
-    """Have the first signal end the compute loop between two actions, and the second end the process at once."""
+def _exit_on_signals(control: ControlThread, notice: float | None) -> None:
+    """Have the first signal end the compute loop between two actions, and the second end the process at once.
+
+    With a `notice` in seconds, the first SIGTERM has the worker leave instead.
+    """
 
     def interrupt(number: int) -> None:
+        if notice is not None and number == signal.SIGTERM:
+            control.leave(notice, "SIGTERM")
+            return
         control.command(Stopped(f"interrupted by {signal.Signals(number).name}", ExitCode.INTERRUPTED))
 
     Signals(interrupt, exit_at_once)

@@ -23,7 +23,13 @@ _NAMES = (  # of a setting, a variable or an option; counts of tokens and a toke
 )
 _NAMED = re.compile(
     rf"""((?:{_NAMES}["']?\s*[=:]\s*|(?<![a-z0-9])sig["']?=|(?<![\w-])--[a-z-]{{0,40}}{_NAMES}\s+(?!-)))"""
+    rf"""(?!{re.escape(GONE)})"""
     r"""("[^"\n]*"|'[^'\n]*'|["']?(?:(?:bearer|basic)\s+)?[^\s"',;&)\]}](?:[^\s"',;&)\]}]|["'](?=\w))*)""",
+    re.IGNORECASE,
+)
+_COOKIES = re.compile(  # all parts of a header, up to its end, or to the end of the text that quotes it
+    r"""(cookie["']?\s*[=:]\s*["']?)[^\s"',;=]+(?:=(?:"[^"\n]*"|[^\s"';]*))?"""
+    r"""(?:;[ \t]*(?:secure|httponly|partitioned|[^\s"',;=]+=(?:"[^"\n]*"|[^\s"';]*)))*""",
     re.IGNORECASE,
 )
 _KNOWN = re.compile(
@@ -61,6 +67,7 @@ class Scrub:
         text = _KNOWN.sub(GONE, text)
         text = _KEYS.sub(GONE, text)
         text = _PASSWORD.sub(rf"\1:{GONE}@", text)
+        text = _COOKIES.sub(rf"\1{GONE}", text)
         text = _NAMED.sub(rf"\1{GONE}", text)
         return _EXCEPTION.sub(lambda found: found[1] + _LITERAL.sub(GONE, found[2]), text)
 

@@ -214,7 +214,7 @@ class WandbRun(_Tracker):
         Args:
             project: Name of the project.
             folder: Folder of the run; None without one.
-            goes_on: Add to what the run has there; else it is written anew.
+            goes_on: Add to what the run has there; else it is written from the beginning.
             **settings: Further arguments of `wandb.init`.
 
         Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stageline.broker.control.records import CopyState
+from stageline.broker.control.checkpoints import CopyReport, CopyState
 
 
 @dataclass(slots=True)
@@ -19,6 +19,11 @@ class CopyProgress:
     states: Mapping[int, CopyState] = field(default_factory=dict)
     chunks: int = 0
     lacks: Sequence[tuple[int, int]] = ()
+
+    @property
+    def report(self) -> CopyReport:
+        """What the broker is told. For the reader."""
+        return CopyReport(list(self.states.items()), self.chunks, list(self.lacks))
 
     def note(self, states: Mapping[int, CopyState]) -> None:
         """Note how far each transfer is."""

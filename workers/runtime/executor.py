@@ -1,4 +1,4 @@
-"""Execution of instructions: the right inputs go to the right stage; losses and metrics are added up in order."""
+"""Execution of instructions: inputs go to the right stage; losses and metrics are added in order."""
 
 import math
 import os

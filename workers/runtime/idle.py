@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stageline.broker.control.records import Lack
+from stageline.broker.control.records import Lack, Wait
 from stageline.broker.ledger.times import ENTRY, LEAST, LETTERS, NO_STAGE, WaitCause
 from stageline.pipeline.program import Instruction, Program
 
@@ -16,6 +16,19 @@ from .machine import AwaitCredit, Take
 MOST_WAITS = 64  # between two actions, of which each is kept on its own
 
 Waited = tuple[WaitCause, Take | AwaitCredit | None, float, float]  # for what, the command if any, from when to when
+
+
+class Doing(msgspec.Struct, frozen=True):
+    """The work of a process at one instant, for a report.
+
+    `said` is the work in words, `waits` what it waits for. `computing` says from when on it has computed without a
+    break, and until when if that is over; None while it waits. `stage` is the stage that computes, if one does.
+    """
+
+    said: str
+    waits: tuple[Wait, ...] = ()
+    computing: tuple[float, float | None] | None = None
+    stage: int | None = None
 
 
 class Done(msgspec.Struct):

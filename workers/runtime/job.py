@@ -367,7 +367,7 @@ def prepare_model(plan: Plan, doing: Callable[[str], None] = lambda what: None) 
     demand_replicable(plan, segments)
     schedule, passes = schedule_of(plan, segments), passes_of(plan, segments)
     program = compile_program(schedule, passes)
-    if reason := sharing_abroad(plan.data.stays or (), program):
+    if reason := sharing_abroad(plan, program):
         raise plan.refused("data.stays", reason)
     demand_prefix(plan, segments, schedule.first_trainable)
     told = plan.run.steps is None or plan.evaluates or plan.counts_epochs  # by the data

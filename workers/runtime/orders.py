@@ -7,6 +7,8 @@ held           9                                         steps from there on are
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from stageline.broker.control.pauses import NOT_HELD, HeldBack, Hold
 from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.errors import BrokerError
@@ -46,12 +48,12 @@ class HeldSteps:
 
     def learn(self, order: Hold, step: int | None) -> None:
         """Note a new order, by which the worker holds `step` back, and all that follow; None: nothing."""
-        self.known = HeldBack(order.number, step)
+        self.known = HeldBack(order.number, step, leaving=order.leaving)
 
     def stands(self) -> None:
         """Note that the worker has done all before the step that it holds back."""
         if not self.known.stands:
-            self.known = HeldBack(self.known.number, self.known.step, stands=True)
+            self.known = msgspec.structs.replace(self.known, stands=True)
 
 
 class FixedSchedule:

@@ -1,4 +1,4 @@
-"""Progress of a worker's loop, or of a script's driver, through the run, kept for the reports.
+"""Progress of a worker's loop, or of a script's driver, kept for the reports.
 
     loop, snapshots, queues ──events──> Progress ──Doing, records──> Reporter (control thread) ──> broker
 
@@ -25,25 +25,12 @@ from stageline.pipeline.retry import Note, ResourceFault
 
 from .calls import Position, RunCalls
 from .copy_progress import CopyProgress
-from .idle import CallWait, Done, IdleTime, times_of
+from .idle import CallWait, Doing, Done, IdleTime, times_of
 from .machine import AwaitCredit, Take
 from .orders import FixedSchedule, HeldSteps
 from .queue_counter import QueueCounts
 
 HeldBytes = tuple[int, int, int | None]  # of a stage: lasting; of a microbatch in flight; more between its halves
-
-
-class Doing(msgspec.Struct, frozen=True):
-    """The work of a process at one instant, for a report.
-
-    `said` is the work in words, `waits` what it waits for. `computing` says from when on it has computed without a
-    break, and until when if that is over; None while it waits. `stage` is the stage that computes, if one does.
-    """
-
-    said: str
-    waits: tuple[Wait, ...] = ()
-    computing: tuple[float, float | None] | None = None
-    stage: int | None = None
 
 
 @dataclass(slots=True)

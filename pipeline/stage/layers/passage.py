@@ -1,4 +1,4 @@
-"""The way of one microbatch through a stage: it arrives, enters autograd, runs through seeded layers, and is stashed.
+"""The way of one microbatch through a stage: arrival, seeded layers, stash.
 
     x ─> Arrivals ─> InputNodes ─> SeededLayers ─> Stash ... the gradient comes back ─> matched() ─> gradients()
 

@@ -1,4 +1,4 @@
-"""What arrives is a message or `BadMessage`: never another exception, a wrong tensor or a huge allocation."""
+"""Bytes that arrive become a message or `BadMessage`: never another exception, a wrong tensor or a huge allocation."""
 
 from collections.abc import Sequence
 from typing import Any

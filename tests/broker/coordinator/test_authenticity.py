@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from stageline.broker.control.channel import LARGEST_UNPROVEN
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     Answer,
     Ask,
@@ -57,7 +58,7 @@ class SealedConversation:
         return self
 
     def say(self, sender: bytes, message: ToBroker, secret: bytes | None = None) -> Reception:
-        """What a worker says, sealed as it must be; or with another secret."""
+        """Message of a worker, sealed as it must be, or with another secret."""
         self.serial += 1
         incarnation = getattr(message, "incarnation", 0)
         own = self.core.run.keys.of_incarnation(incarnation) if incarnation else b""
@@ -81,6 +82,7 @@ class SealedConversation:
 FORGED: list[ToBroker] = [
     StopRun("enough"),
     StopRun("enough", over=True),
+    LeaveWorker("eve", 0, 1.0),
     Exited(0, 100, -9),
     hello(0, incarnation=1, endpoint="tcp://192.0.2.1:1"),
     msgspec.structs.replace(hello(0, incarnation=2**53 - 1), memory=REMEMBERED),
@@ -350,7 +352,7 @@ def test_a_long_message_is_not_decoded_before_it_is_proven() -> None:
 
 
 def test_a_stranger_that_names_itself_as_a_running_worker_does_not_stand_for_it_when_records_are_lost() -> None:
-    """What it said took the place of the worker's own Hello, and the worker lost its stages."""
+    """A forged Hello took the place of the worker's own, and the worker lost its stages."""
     lost = SealedConversation(SNAPSHOTS, key=b"l" * 32, new=False)
     for index in range(2):
         lost.say(name(index), remembering(7 + index, index), KEYS.of_incarnation(7 + index))

@@ -1,4 +1,4 @@
-"""What a broker observes is taken back from its records just as it was seen, and is no newer than they are."""
+"""Observations of a broker are restored from its records as they were made, and are no newer than these."""
 
 import json
 

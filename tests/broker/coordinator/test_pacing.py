@@ -1,4 +1,4 @@
-"""What a broker tells of the pace of its run: also one that was started again, and of steps by several schedules."""
+"""Pace of a run, as its broker tells it: also one that was started again, and of steps by several schedules."""
 
 import msgspec
 import pytest

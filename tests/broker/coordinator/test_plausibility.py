@@ -1,10 +1,11 @@
-"""What a genuine worker cannot have done has no effect, though it has the secret: it is counted and named."""
+"""Reports of the impossible have no effect, though a worker has the secret: they are counted and named."""
 
 from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report
 from stageline.broker.control.queue_counts import Depth, Intake, Resend, ResendReason
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.coordinator.reports import implausible, is_due

@@ -1,4 +1,4 @@
-"""What commands are answered."""
+"""Answers to commands."""
 
 import dataclasses
 

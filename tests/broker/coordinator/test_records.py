@@ -1,4 +1,4 @@
-"""What a broker that is killed and started again still knows."""
+"""Knowledge of a broker that was killed and started again."""
 
 import pytest
 

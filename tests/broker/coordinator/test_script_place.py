@@ -5,18 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import (
-    Assigned,
-    Exited,
-    Failed,
-    Goodbye,
-    Peers,
-    Refused,
-    Standby,
-    Stop,
-    StopRun,
-    Trim,
-)
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned, Exited, Failed, Goodbye, Peers, Refused, Standby, Stop, StopRun
 from stageline.broker.coordinator.run import RunPhase, ScriptCode
 from stageline.broker.coordinator.state import Life
 from stageline.broker.ledger.losses import PARTING
@@ -145,7 +135,7 @@ def test_a_goodbye_stops_the_run_after_the_last_step_that_was_called_for_and_wai
 
 
 def test_a_script_that_is_there_when_its_run_is_stopped_is_asked_what_it_has_called_for(talk: Conversation):
-    """The workers had passed the step that was guessed, or waited in vain for steps that nobody called for."""
+    """The workers had passed the step that was guessed, or waited in vain for steps that no script called for."""
     reach(talk, 40)
     asked = talk.send(b"launcher", StopRun("interrupted", at_step_end=True))
     assert asked == [(name(SCRIPT), Stop("interrupted", 75, at_step_end=True))]

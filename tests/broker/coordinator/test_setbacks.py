@@ -1,4 +1,4 @@
-"""What a broker tells of the time that its run lost: from its records alone, also once it was started again."""
+"""Time that a run lost, as its broker tells it: from its records alone, also once it was started again."""
 
 from collections.abc import Callable
 from typing import Any

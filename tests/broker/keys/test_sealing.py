@@ -1,4 +1,4 @@
-"""What is sealed: only its own key, place and sealing open it, nothing about it repeats, and nothing shows a key."""
+"""Sealed messages: only their own key, place and sealing open it, nothing about it repeats, and nothing shows a key."""
 
 import os
 import random

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Copying, Hello, Report
-from stageline.broker.control.records import CopyOrder, CopyState
+from stageline.broker.control.checkpoints import Copying, CopyOrder, CopyReport, CopyState
+from stageline.broker.control.messages import Hello, Report
 from stageline.broker.ledger.checkpoint_tracker import CheckpointTracker
 from stageline.broker.ledger.copies import CopyBook
 from stageline.pipeline.program import SnapshotCopies, SumExchange, compile_program, neighbours_of
@@ -50,7 +50,8 @@ def transfer(talk: Conversation, sender: bytes, receiver: bytes, incarnations: t
 
 
 def here(incarnation: int, *copies: tuple[int, CopyState], **more: object) -> Report:
-    return msgspec.structs.replace(report(incarnation - 1, copies=list(copies), **more), incarnation=incarnation)
+    told = CopyReport(list(copies), **more)  # type: ignore[arg-type]
+    return msgspec.structs.replace(report(incarnation - 1, copies=told), incarnation=incarnation)
 
 
 def test_a_checkpoint_is_announced_once_every_snapshot_is_on_a_second_disk() -> None:

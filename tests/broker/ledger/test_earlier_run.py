@@ -1,4 +1,4 @@
-"""What a run that goes on in another layout says if it cannot begin where it should."""
+"""Messages of a run in another layout that cannot begin where it should."""
 
 from dataclasses import replace
 

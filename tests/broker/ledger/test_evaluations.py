@@ -1,4 +1,4 @@
-"""What rounds of evaluation have found: each is kept once, and compared in the order of their steps."""
+"""Results of rounds of evaluation: each is kept once, and compared in the order of their steps."""
 
 import json
 from itertools import permutations

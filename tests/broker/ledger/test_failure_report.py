@@ -1,4 +1,4 @@
-"""What is reported of a lost worker."""
+"""Reports about a lost worker."""
 
 import pytest
 

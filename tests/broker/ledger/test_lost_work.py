@@ -18,7 +18,7 @@ def talk() -> Conversation:
 
 
 def attempts(talk: Conversation, step: int, microbatch: int, stage: int = 1) -> list[dict[str, Any]]:
-    """What `story` tells of computing that came to nothing."""
+    """Answer of `story` about lost work."""
     ((_, told),) = talk.send(b"me", Ask("story", {"step": str(step), "microbatch": str(microbatch)}))
     assert isinstance(told, Answer)
     return told.facts["stages"][stage]["attempts"]  # type: ignore[index, no-any-return, call-overload]

@@ -1,4 +1,4 @@
-"""What people read of a worker."""
+"""Descriptions of a worker for people."""
 
 from stageline.broker.ledger.member import stages_label
 

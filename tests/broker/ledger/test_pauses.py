@@ -1,6 +1,6 @@
 """The pauses of a run as its broker keeps them: what workers are told, and what survives the broker."""
 
-from stageline.broker.control.pauses import Hold
+from stageline.broker.control.pauses import HeldBack, Hold
 from stageline.broker.ledger.pauses import KEPT, PauseBook
 
 
@@ -42,14 +42,14 @@ def test_a_book_comes_back_from_a_store_as_it_was() -> None:
 
 def test_lost_records_learn_a_pause_from_the_worker_that_knows_most_and_agree_again() -> None:
     book = PauseBook()
-    book.learn(1000, 7, now=5.0)  # of one that was told that step 7 is closed, and not yet what all agreed on
+    book.learn(HeldBack(1000, 7), now=5.0)  # of one that was told that step 7 is closed, and not yet what all agreed on
     assert book.order == Hold(1000, 7)
-    book.learn(1001, 9, now=5.0)
+    book.learn(HeldBack(1001, 9), now=5.0)
     assert book.order == Hold(1001, 9)
     assert len(book.pauses) == 1
-    book.learn(1002, None, now=6.0)
+    book.learn(HeldBack(1002, None), now=6.0)
     assert (book.present, book.order) == (None, Hold(1002))
-    book.learn(1003, None, now=6.0)
+    book.learn(HeldBack(1003, None), now=6.0)
     assert book.order == Hold(1003)
 
 

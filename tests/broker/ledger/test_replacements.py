@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
@@ -16,7 +17,6 @@ from stageline.broker.control.messages import (
     Refused,
     Report,
     Stop,
-    Trim,
 )
 from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase
@@ -165,7 +165,7 @@ def test_status_names_the_missing_worker_since_when_and_why(talk: Conversation):
     talk.now += 1.0
     assert talk.status()["recovering"][0]["left"] == pytest.approx(left - 1.0)  # type: ignore[index]
     assert gap.pop("how").startswith("was killed by SIGKILL (")
-    assert gap == {"index": 1, "pid": 101, "host": "desk", "stages": [1], "given": False}
+    assert gap == {"index": 1, "pid": 101, "host": "desk", "stages": [1], "given": False, "on_notice": False}
     talk.assigned(b"new", replacement(1, 201))
     assert talk.status()["recovering"][0]["given"] is True  # type: ignore[index]
     talk.send(b"new", said(3, actions=0))

@@ -42,7 +42,7 @@ def awaits_activation(talk: Conversation, queue: str, number: int) -> None:
 
 
 def repeat(talk: Conversation, seconds: float) -> None:
-    """What all said last is said again while time passes."""
+    """All last messages are repeated while time passes."""
     members = talk.core.run.registry.members.values()
     said = {name(member.index): member.report for member in members if member.report is not None}
     for _ in range(round(seconds * 2)):

@@ -85,7 +85,7 @@ def test_a_spare_that_has_answered_may_take_its_time_to_load(talk: Conversation)
 
 
 def test_loading_for_longer_than_a_lease_is_no_lack_of_progress_once_it_is_done(talk: Conversation):
-    """What a worker says at once after its call counted as its last progress: it was lost as soon as it was ready."""
+    """A worker's first message after its call counted as its last progress: it was lost as soon as it was ready."""
     talk.send(b"spare", spare(1))
     kill(talk, 1, 101)
     talk.send(b"spare", Report(3, 0, f"{WAITS} for its queues and its model", since=talk.now, idle=1.0))
@@ -154,7 +154,7 @@ def test_a_worker_restarted_before_its_loss_was_noticed_stands_by_and_has_its_pl
 
 
 def test_a_worker_restarted_while_the_broker_was_away_soon_has_its_place_from_the_next_broker(talk: Conversation):
-    """Nobody has told that broker of its predecessor's end, and it has never heard of it."""
+    """No process has told that broker of its predecessor's end, and it has never heard of it."""
     again = Conversation(talk.store, now=talk.now, terms=REPLACING)
     again.send(name(0), hello(0, incarnation=1, endpoint="ipc://0"))
     begun, told = again.now, []

@@ -1,4 +1,4 @@
-"""What every queue promises, whatever carries it. broker/queues/base.py has the promise in words."""
+"""Promises of every queue, on every transport. broker/queues/base.py has them in words."""
 
 import gc
 import weakref

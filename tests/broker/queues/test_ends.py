@@ -1,4 +1,4 @@
-"""What the transports share: waits that a ring ends, local queues, windows, waiting for room and for messages."""
+"""Parts that the transports share: waits that a ring ends, local queues, windows, waiting for room and for messages."""
 
 import signal
 import threading

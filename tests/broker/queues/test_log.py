@@ -1,4 +1,4 @@
-"""What a producer retains, in memory and on the disk."""
+"""Messages that a producer retains, in memory and on the disk."""
 
 import errno
 import os

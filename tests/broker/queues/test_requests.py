@@ -1,4 +1,4 @@
-"""What the two ends of a queue send to each other beside its messages: the bytes, and when they are sent again."""
+"""Requests between the two ends of a queue: the bytes, and when they are sent again."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What is written to the disk is read back as it was, and disk space is freed as messages are forgotten."""
+"""Messages on the disk are read back as they were written, and disk space is freed as messages are forgotten."""
 
 import errno
 import os

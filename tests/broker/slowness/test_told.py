@@ -56,6 +56,8 @@ def test_a_stage_that_has_become_slow_is_named_with_the_step_since_when(step: in
     assert (found["cause"], found["stages"]) == ("compute", ["1"])
     assert abs(found["since"] - step) <= 1
     assert f"since step {found['since']}" in found["text"]
+    run = three(changes=(1, step, 3.0))
+    assert found["began"] == run.pace(STEPS, 0).ended(found["since"] - 1)
 
 
 def test_of_one_process_that_computes_all_stages_in_turn_no_messages_are_named() -> None:

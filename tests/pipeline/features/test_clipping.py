@@ -1,4 +1,4 @@
-"""What stages send each other of the norms of their gradients, and that the total is torch's, to the bit."""
+"""Norms of gradients that stages send each other: their total is torch's, to the bit."""
 
 import pytest
 import torch

@@ -107,7 +107,7 @@ def test_stages_that_share_a_parameter_train_it_as_one(cut: list[int], tied: Tie
 
 
 def of_later(gone: dict[int, Tree], stage: Stage, ties: tuple[tuple[int, int], ...]) -> Tree:
-    """What the neighbour after `stage` has sent."""
+    """Gradients that the neighbour after `stage` has sent."""
     return next((gone[upper] for lower, upper in ties if lower == stage.index), None)
 
 

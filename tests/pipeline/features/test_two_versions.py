@@ -55,7 +55,7 @@ def run(made: Stage, steps: range) -> Iterator[tuple[str, Tree]]:
 
 
 def drive(made: Stage, steps: range) -> tuple[dict[str, Tree], dict[str, StageState]]:
-    """What comes out of each action, and the state after each update."""
+    """Results of each action, and the state after each update."""
     out, states = {}, {}
     for name, given in run(made, steps):
         out[name] = given

@@ -1,4 +1,4 @@
-"""What the keys of a plan must agree on."""
+"""Keys of a plan that must agree with each other."""
 
 import pytest
 

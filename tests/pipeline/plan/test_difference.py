@@ -1,4 +1,4 @@
-"""What two machines of one run may set differently, and how a disagreement is named."""
+"""Settings that may differ between two machines of one run, and the names of those that may not."""
 
 import pytest
 from hypothesis import given

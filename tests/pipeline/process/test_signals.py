@@ -1,4 +1,4 @@
-"""What SIGINT and SIGTERM do to this process."""
+"""Effects of SIGINT and SIGTERM on this process."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What a user's feature may add to a program: operations and queues of its own, beside those of stageline."""
+"""Additions of a user's feature to a program: operations and queues of its own, beside those of stageline."""
 
 from collections.abc import Callable
 from dataclasses import replace

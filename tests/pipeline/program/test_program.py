@@ -1,4 +1,4 @@
-"""What a worker does: every instruction with its queues and the numbers of its messages."""
+"""Work of one worker: every instruction with its queues and the numbers of its messages."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -37,7 +37,7 @@ WORKERS, *HAPPENS = sys.argv[1:]
 
 
 class Happening(Callback):
-    """What the script is told, and what happens then."""
+    """Calls of the script's callback, and their effects."""
 
     def __init__(self) -> None:
         self.losses: dict[int, float | None] = {}

@@ -1,4 +1,4 @@
-"""What `fit.py` trains: few rows whose targets are half chance, so what is held out is measured better, then worse."""
+"""Data of `fit.py`: few rows whose targets are half chance, so what is held out is measured better, then worse."""
 
 import torch
 from torch import Tensor, nn

@@ -30,7 +30,7 @@ STEPS, MICROBATCHES = 24, 3
 
 
 def build() -> nn.Sequential:
-    """What no other process could import: it is in the script itself."""
+    """Function that no other process could import: it is in the script itself."""
     return net.build()
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from stageline.broker.codec.message import Message
-from stageline.broker.control.messages import Copying
-from stageline.broker.control.records import CopyOrder, CopyState
+from stageline.broker.control.checkpoints import Copying, CopyOrder, CopyState
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.program import CHUNKS, Program, SnapshotCopies, compile_program, neighbours_of
 from stageline.pipeline.schedule import make_schedule

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stageline.broker.control.records import CopyState
+from stageline.broker.control.checkpoints import CopyState
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.copies import LEAST, DiskCopies
 from stageline.workers.checkpoint.directory import SnapshotDirectory

@@ -17,7 +17,7 @@ from support.workspace import PLAN
 
 
 def output_of(capsys, *arguments):
-    """What a command of this process writes to stdout; it must end well."""
+    """Text that a command of this process writes to stdout; it must end well."""
     code = run(arguments)
     captured = capsys.readouterr()
     assert code == 0, captured.err

@@ -1,4 +1,4 @@
-"""What a shell completes, in this process and in bash, and what is not imported for it."""
+"""Words that a shell completes, in this process and in bash, and modules that are not imported for it."""
 
 import json
 import os

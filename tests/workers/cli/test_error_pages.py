@@ -179,7 +179,7 @@ def templates() -> tuple[list[str], ...]:
 
 @pytest.mark.parametrize("code", CODES)
 def test_the_example_of_an_error_is_in_words_that_the_sources_have(code):
-    """Fails for a message that is worded otherwise by now: its example is one that nobody will see."""
+    """Fails for a message that is worded otherwise by now: its example is one that no user will see."""
     example = pages()[code].example
     fitting = (words for words in templates() if all(each in example for each in words))
     patterns = (".*".join(map(re.escape, words)) for words in fitting if len("".join(words)) >= OWN * len(example))

@@ -1,4 +1,4 @@
-"""What a user reads of an error, and the exit code."""
+"""Texts of errors for a user, and exit codes."""
 
 import errno
 

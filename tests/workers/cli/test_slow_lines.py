@@ -1,5 +1,7 @@
 """Lines about what limits a run: an answer that the broker has given before says from when it is."""
 
+from datetime import datetime
+
 import pytest
 
 from stageline.workers.cli.tables.answers import limits
@@ -16,3 +18,12 @@ def test_the_age_of_an_answer_is_told_if_it_is_not_new(why: dict[str, object], o
 
 def test_a_run_of_which_too_little_is_known_has_no_line() -> None:
     assert list(limits({"slow": None, "age": 0.0})) == []
+
+
+def test_a_limit_that_was_not_always_there_has_the_time_when_it_came() -> None:
+    found = {"cause": "compute", "text": "stage 1 is slow, since step 12", "remedies": []}
+    began = datetime(2026, 11, 29, 12, 31, 7).timestamp()
+    _, line = limits({"slow": {**SLOW, "findings": [{**found, "began": began}]}})
+    assert line.endswith("since step 12 (2026-11-29 12:31:07)")
+    _, line = limits({"slow": {**SLOW, "findings": [{**found, "began": None}]}})
+    assert line.endswith("since step 12")

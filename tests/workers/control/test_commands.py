@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from stageline.broker.codec.message import Message
-from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop
 from stageline.broker.control.pauses import Hold
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
@@ -18,6 +19,7 @@ from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.control import commands
 from stageline.workers.control.commands import CommandHandler
 from stageline.workers.control.joining import Stopped
+from stageline.workers.control.leaving import Left, Notice
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
 from support.copies import copier_of
@@ -47,6 +49,7 @@ class AnsweringBroker:
 
     def __init__(self, *commands: object) -> None:
         self.commands = deque(commands)
+        self.notice = Notice(lambda: 0.0)
         self.sent: list[object] = []
         self.confirmed = 0
 
@@ -63,7 +66,7 @@ def nothing_saved() -> tuple[dict, dict]:
 
 
 class NotedHooks(CheckpointHooks):
-    """What was asked of them."""
+    """Requests to them."""
 
     def __init__(self) -> None:
         self.forgotten: list[int] = []
@@ -353,3 +356,38 @@ def test_a_stop_at_the_end_of_a_step_waits_until_the_script_has_the_replies_befo
     assert taken == [[0, 0]]
     assert progress.reportable
     assert worker.broker.confirmed == 1
+
+
+class CompletedHooks(NotedHooks):
+    """The checkpoint after step 1 is complete as soon as the worker has finished that."""
+
+    def __init__(self, worker: CommandedWorker) -> None:
+        super().__init__()
+        self.worker = worker
+
+    def stepped(self, stage: int, step: int, loss: float | None) -> None:
+        if min(self.worker.loop.progress.finished.values()) == 2:
+            self.worker.broker.commands.append(Trim(2))
+            self.worker.loop.attend()
+
+
+def test_a_worker_with_notice_leaves_once_the_checkpoint_of_the_pause_is_complete() -> None:
+    worker = CommandedWorker(JOINED, at={1: Hold(1, 2, settled=True, leaving=True)})
+    worker.hooks = CompletedHooks(worker)
+    worker.broker.notice.give(60.0, "SIGTERM")
+    with pytest.raises(Left, match="SIGTERM") as left:
+        worker.run()
+    assert (left.value.exit_code, worker.broker.notice.left, worker.broker.sent) == (ExitCode.LEFT, True, [])
+    assert set(worker.steps) == {0, 1}
+
+
+def test_a_worker_with_notice_leaves_before_the_others_are_there_and_when_its_time_is_over() -> None:
+    alone = CommandedWorker()
+    alone.broker.notice.give(60.0, "SIGTERM")
+    with pytest.raises(Left):
+        alone.run()
+    late = CommandedWorker(JOINED)
+    late.broker.notice.give(0.0, "SIGTERM")
+    with pytest.raises(Left):
+        late.run()
+    assert (alone.steps, late.steps) == ([], [])

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
@@ -22,7 +23,6 @@ from stageline.broker.control.messages import (
     Report,
     Stop,
     ToBroker,
-    Trim,
 )
 from stageline.broker.control.peek import Peeked, ShowLog, ShowStacks
 from stageline.broker.control.protocol import decode_to_broker, encode
@@ -37,6 +37,7 @@ from stageline.workers.control import control_thread, refusals
 from stageline.workers.control.client import BrokerUnreachable, KeyRefused
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
+from stageline.workers.control.views import Views
 from stageline.workers.runtime.progress import Progress
 from support.control_channels import PATIENCE, received
 from support.keyed import BROKER, STRANGER, WORKER, Admitted
@@ -127,7 +128,7 @@ def test_a_command_wakes_the_loop(broker: BrokerEnd, start) -> None:
 def test_the_broker_gets_lines_and_paths_of_code_from_a_worker_that_may_show_them_alone(
     broker: BrokerEnd, start, shows_code: bool
 ) -> None:
-    start(shows_code=shows_code)
+    start(views=Views(shows_code=shows_code))
     broker.until(Hello)
     broker.send(ShowStacks(5))
     peeked = broker.until(Peeked)
@@ -142,7 +143,7 @@ def test_the_broker_gets_lines_and_paths_of_code_from_a_worker_that_may_show_the
 def test_the_broker_gets_the_log_of_a_worker_that_may_show_it_alone(
     broker: BrokerEnd, start, withheld: str, told: bool
 ) -> None:
-    start(log_withheld=withheld)
+    start(views=Views(log_withheld=withheld))
     broker.until(Hello)
     broker.send(ShowLog(5))
     peeked = broker.until(Peeked)

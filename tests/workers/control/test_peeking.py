@@ -1,4 +1,4 @@
-"""What a worker shows of its retained messages: summaries, where that is allowed, without a disturbance of delivery."""
+"""Views of a worker's retained messages: summaries, where that is allowed, without a disturbance of delivery."""
 
 import threading
 from pathlib import Path

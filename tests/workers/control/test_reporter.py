@@ -1,4 +1,4 @@
-"""What a worker reports of its compute loop while that waits: for messages, room, or the server of its queues."""
+"""Reports of a worker whose compute loop waits: for messages, room, or the server of its queues."""
 
 from collections import deque
 from collections.abc import Sequence

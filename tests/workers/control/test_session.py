@@ -1,4 +1,4 @@
-"""What a worker sends to the broker and makes of the answers, without sockets, threads or clocks."""
+"""Messages of a worker to the broker and its use of the answers, without sockets, threads or clocks."""
 
 from collections import deque
 
@@ -148,7 +148,7 @@ def test_a_worker_of_a_run_that_was_never_restarted_as_a_whole_deletes_nothing()
 
 
 def test_a_worker_of_a_run_that_was_restarted_as_a_whole_deletes_what_an_ended_life_of_it_left():
-    """What it came to was compared with that, though the run may have been resumed since that was wrong."""
+    """A result was compared with the former one, though the run may have been resumed because that was wrong."""
     folder = Folder(20, 40)
     joining, place = Joining(identity(folder=folder)), msgspec.structs.replace(PLACE, since=6)
     for step in (40, 20):

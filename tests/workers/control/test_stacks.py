@@ -34,7 +34,7 @@ def waiting(name: str, depth: int = 1) -> Iterator[None]:
 
 
 def seen(*, bare: bool = False) -> list[ThreadStack]:
-    """What another thread reads."""
+    """Stacks that another thread reads."""
     found: list[Peeked] = []
     reader = threading.Thread(target=lambda: found.append(shown_stacks(ShowStacks(7), bare=bare)))
     reader.start()

@@ -233,7 +233,7 @@ def test_a_key_may_have_a_limit_of_its_own():
 
 def test_what_ended_the_writing_is_raised_and_a_disk_that_is_busy_is_named():
     class Late(WriteFailed):
-        """What a writer's owner raises of a disk that is busy."""
+        """Error of a writer's owner for a disk that is busy."""
 
     def fail() -> None:
         raise WriteFailed("taps/a cannot be written")

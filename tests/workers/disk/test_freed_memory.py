@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs
 
 
 def last_round(*arguments: str, **environment: str) -> tuple[str, int]:
-    """What `keep_freed_memory` returned, and the page faults of the last of four equal rounds."""
+    """Result of `keep_freed_memory`, and the page faults of the last of four equal rounds."""
     own = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     command = [sys.executable, "-c", ROUNDS, *arguments]
     done = subprocess.run(command, env={**own, **environment}, capture_output=True, text=True, check=True)

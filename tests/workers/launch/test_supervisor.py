@@ -1,4 +1,4 @@
-"""What a supervisor does about processes that exit or hang, with a broker and processes that are played."""
+"""Actions of a supervisor for processes that exit or hang, with a broker and processes that are played."""
 
 import signal
 import socket

@@ -1,4 +1,4 @@
-"""What a broker hears and says while its records cannot be written."""
+"""Messages to and from a broker while its records cannot be written."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext

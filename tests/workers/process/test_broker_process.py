@@ -17,6 +17,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Answer,
@@ -34,7 +35,6 @@ from stageline.broker.control.messages import (
     Report,
     Stop,
     StopRun,
-    Trim,
 )
 from stageline.broker.control.place_keys import PlaceKeys
 from stageline.broker.control.protocol import RunKeys, Sealer, decode_from_broker, encode, sealed
@@ -144,7 +144,7 @@ def core(terms: RunConfig = TERMS) -> Coordinator:
 
 
 def assigned(index: int, *, step: int = 0, aware: bool = False) -> Assigned:
-    """What a worker is told; one that is `aware` has its secret."""
+    """Messages to a worker; one that is `aware` has its secret."""
     secret = b"" if aware else KEYS.of_incarnation(index + 1)
     link = KEYS.of_link(0, 1)
     keys = PlaceKeys(index, (link, b"") if index else (b"", link))
@@ -203,7 +203,7 @@ def test_what_is_whole_and_cannot_be_understood_is_answered_naming_the_version(c
 def test_strangers_are_answered_within_a_bound_and_who_has_the_secret_always(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ):
-    """Questions of 60 bytes made the broker hold gigabytes of answers that nobody read."""
+    """Questions of 60 bytes made the broker hold gigabytes of answers that no process read."""
     monkeypatch.setattr("stageline.workers.process.broker_process.ANSWERED", 1)
     with served(core()) as (endpoint, _):
         begun, answered = monotonic(), 0

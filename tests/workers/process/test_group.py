@@ -1,4 +1,4 @@
-"""What is told apart in a group of processes: whether another process is behind an error, and who has ended."""
+"""Distinctions in a group of processes: whether another process is behind an error, and who has ended."""
 
 import os
 import re

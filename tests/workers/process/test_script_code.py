@@ -1,4 +1,4 @@
-"""What a worker that joins a script imports, and what it refuses before it has imported anything."""
+"""Imports of a worker that joins a script, and its refusals before any import."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a run goes on from in another layout, by its folder's note and by its id."""
+"""Origin of a run in another layout, by its folder's note and by its id."""
 
 from pathlib import Path
 

@@ -30,6 +30,12 @@ LINE = "tcp://desk:7000#k1.7ohqCA0ZHvDlPRcK0AN8jVLDrsB-0N4YUmRHVboFaBE:G8GHAWMsP
         (f"worker --join '{LINE}'", "G8GHAWMsPbgOaG4oFIz6QA"),
         ("k1-secret.9fJd2abcdefghijklmnop", "9fJd2abcdefghijklmnop"),
         ('{"password": "correct horse battery"}', "horse"),
+        ("> Cookie: theme=dark; session=0f1e2d3c4b", "0f1e2d3c4b"),
+        ("> Cookie: theme=dark;session=0f1e2d3c4b; last=9a8b7c", "9a8b7c"),
+        ("Set-Cookie: id=1; Path=/; HttpOnly; session=0f1e2d3c4b", "0f1e2d3c4b"),
+        ("headers {'Cookie': 'theme=dark; session=0f1e2d3c4b', 'Host': 'desk'}", "0f1e2d3c4b"),
+        ('> Cookie: theme="dark mode"; session="0f1e 2d3c"', "2d3c"),
+        ("curl -H 'cookie: theme=dark; session=0f1e2d3c4b' desk", "0f1e2d3c4b"),
         ("api_key=0123456789 and more", "0123456789"),
         ("Authorization: Bearer abc.def.ghi", "abc.def.ghi"),
         (f"loaded with {TOKEN}", TOKEN),
@@ -60,11 +66,17 @@ def test_a_secret_is_left_out_and_the_rest_stays(text: str, secret: str) -> None
         "redis://desk:6379/0 is away",
         "worker-1 was ended by signal 9; the design=1f1b, sigma=0.5",
         "tokens: 512, max_tokens=128, tokens_per_second=900, tokenizer: gpt2, tokenization=bytes",
+        "a cookie; then worker 1 was lost; loss=0.25",
         "train --no-password --json; the token is asked of the store",
     ],
 )
 def test_what_tells_of_a_fault_stays(text: str) -> None:
     assert Scrub(["s3cr3t-value"]).text(text) == text
+
+
+def test_of_a_cookie_in_a_line_the_rest_of_the_line_stays() -> None:
+    said = Scrub().text("a request with Cookie: theme=dark; session=0f1e2d3c4b was refused; worker 1 waits")
+    assert said == f"a request with Cookie: {GONE} was refused; worker 1 waits"
 
 
 def test_facts_keep_their_form_and_what_has_the_name_of_a_secret_is_left_out() -> None:
@@ -99,5 +111,12 @@ def test_names_of_secrets_and_passwords_of_addresses_are_known() -> None:
 
 def test_a_long_text_is_cleaned_in_time_that_grows_as_its_length_does() -> None:
     """Each of many beginnings could have been looked at to the end of the text: that would take hours."""
-    for text in ("://a:" * 20_000, "token" * 20_000, "--" * 50_000, "a" * 250_000):
+    for text in (
+        "cookie=a" * 20_000,
+        "cookie: a=b" + "; a=b" * 20_000,
+        "://a:" * 20_000,
+        "token" * 20_000,
+        "--" * 50_000,
+        "a" * 250_000,
+    ):
         assert Scrub().text(text)

@@ -1,4 +1,4 @@
-"""A scripted run: what a script's calls come to, bit for bit, whatever the schedule, and whoever is lost on the way."""
+"""A scripted run: results of a script's calls, bit for bit, with any schedule and after the loss of any worker."""
 
 from collections import deque
 from collections.abc import Iterator

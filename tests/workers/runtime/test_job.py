@@ -1,4 +1,4 @@
-"""What a plan comes to once its model and its data are loaded."""
+"""Jobs: plans whose model and data are loaded."""
 
 from dataclasses import replace
 

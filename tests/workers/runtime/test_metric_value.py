@@ -1,4 +1,4 @@
-"""What a metric may return."""
+"""Values that a metric may return."""
 
 import pytest
 import torch

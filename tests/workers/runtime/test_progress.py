@@ -1,4 +1,4 @@
-"""What the compute loop leaves behind for the reports."""
+"""Facts that the compute loop leaves for the reports."""
 
 from stageline.broker.ledger.times import WaitCause, timed_actions, timed_waits
 from stageline.pipeline.program import Per

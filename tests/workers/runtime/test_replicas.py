@@ -1,4 +1,4 @@
-"""What replicas send each other is added in their order, and what does not fit is refused."""
+"""Sums of replicas are added in the replicas' order, and those that do not fit are refused."""
 
 import pytest
 import torch

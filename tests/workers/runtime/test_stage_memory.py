@@ -1,4 +1,4 @@
-"""What stages take is measured in their first step, and nothing of what they compute changes."""
+"""Memory of stages is measured in their first step, and nothing that they compute changes."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""What is no batch is refused before anything is sent, and changes nothing."""
+"""Values that are no batch are refused before anything is sent, and change nothing."""
 
 from collections import OrderedDict
 from functools import partial

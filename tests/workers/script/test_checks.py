@@ -1,4 +1,4 @@
-"""What a line's arguments tell by themselves is refused when the line is made, before a process is started."""
+"""Wrong arguments of a line are refused when the line is made, before a process is started."""
 
 from functools import partial
 
@@ -77,7 +77,7 @@ def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
 def test_a_value_of_another_kind_is_refused_with_its_argument_and_what_is_expected(tmp_path, wrong, told):
-    """What Python raised for it somewhere below did not name the argument."""
+    """The error that Python raised somewhere below did not name the argument."""
     with pytest.raises(ModelRefused) as refused:
         Line(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), **{"cut": [1], **GOOD, "folder": tmp_path, **wrong})
     assert str(refused.value).startswith(told)

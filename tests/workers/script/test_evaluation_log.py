@@ -1,4 +1,4 @@
-"""What a script has evaluated is there when its run goes on."""
+"""A script's evaluations are there when its run goes on."""
 
 import errno
 import os

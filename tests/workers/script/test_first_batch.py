@@ -1,4 +1,4 @@
-"""A line of a model of one's own, which nobody has listed the layers of: it begins with the first batch."""
+"""A line of a model of one's own, whose layers are not listed: it begins with the first batch."""
 
 import contextlib
 import json

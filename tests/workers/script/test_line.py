@@ -284,7 +284,7 @@ def test_a_batchnorm_that_its_user_froze_stays_frozen_after_an_evaluation():
 
 
 def test_a_line_leaves_the_scripts_random_numbers_alone():
-    """What a script drew after a step was the same in every step: the layers' seeds were in its generator."""
+    """A script's random numbers after a step were the same in every step: the layers' seeds were in its generator."""
     x, y = batches(2)[0]
     torch.manual_seed(5)
     wanted = [torch.rand(3) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""What `fit` refuses before the first step."""
+"""Refusals of `fit` before the first step."""
 
 import re
 from dataclasses import replace

@@ -47,7 +47,7 @@ def test_a_torch_loader_is_walked_once_for_each_epoch():
 
 
 class BatchesBefore:
-    """What steps were trained on, one row each; it tells how a batch differs from that of its step."""
+    """Batches that steps were trained on, one row each; it tells how a batch differs from that of its step."""
 
     def __init__(self, batches: Any) -> None:
         self._rows = [int(x[0]) for x, _ in batches]

@@ -1,4 +1,4 @@
-"""Commands' way to a run: questions, logs, a pause, an export of messages.
+"""Commands' way to a run: questions, logs, pauses, leaves, an export of messages.
 
 May import `workers.cli` and what that may. Read first: `looking.py`.
 """

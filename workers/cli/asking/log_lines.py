@@ -120,7 +120,7 @@ class WorkerLines:
         self._start = 0
 
     def lines(self, places: LogPlaces, ask: Ask) -> Iterator[LogLine]:
-        """Yield the lines since the last look. Raises `ValueError` or `BrokerUnreachable` if nobody tells them."""
+        """Yield the lines since the last look. Raises `ValueError` or `BrokerUnreachable` if they are not told."""
         while True:
             facts = ask("log", worker=str(self.worker), start=str(self._start))
             found = msgspec.convert({key: facts[key] for key in WorkerLog.__struct_fields__}, WorkerLog)

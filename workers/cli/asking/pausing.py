@@ -31,7 +31,7 @@ def paused(client: Client, look: Callable[[], Facts], reason: str, patience: flo
         CommandFailed: They do not in time, or the run is over, or goes on, before they do.
         BrokerUnreachable: The broker does not answer.
     """
-    found = _request(client, PauseRun(_who(), reason[:LONGEST_REASON]))
+    found = _request(client, PauseRun(who(), reason[:LONGEST_REASON]))
     deadline = monotonic() + patience
     while not found["paused"]["in_effect"]:
         status = look()
@@ -52,7 +52,7 @@ def paused(client: Client, look: Callable[[], Facts], reason: str, patience: flo
 
 def resumed(client: Client) -> Facts:
     """Have a run go on; return the facts of the answer. Raises `CommandFailed`, `BrokerUnreachable`."""
-    return _request(client, PauseRun(_who(), resumes=True))
+    return _request(client, PauseRun(who(), resumes=True))
 
 
 def _request(client: Client, request: PauseRun) -> dict[str, Any]:
@@ -62,10 +62,10 @@ def _request(client: Client, request: PauseRun) -> dict[str, Any]:
         raise CommandFailed(str(refusal), documented(refusal.code)) from refusal
 
 
-def _who() -> str:
+def who() -> str:
     """Return the user and the machine of this process."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # nobody has that number here
+    except (OSError, KeyError):  # no user has that number here
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"[:LONGEST_NAME]

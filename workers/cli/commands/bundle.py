@@ -54,4 +54,4 @@ def _tell(facts: "BundleFacts") -> None:
     show(f"bundle of run {facts.run}", ("file", "bytes", "what"), [(f.name, f.bytes, f.what) for f in facts.files])
     for each in facts.left_out:
         say(f"left out: {each}")
-    say(f"{facts.file}: {size(facts.bytes)}, sent to nobody. `stageline doctor --from {facts.file}` reads it")
+    say(f"{facts.file}: {size(facts.bytes)}, and not sent. `stageline doctor --from {facts.file}` reads it")

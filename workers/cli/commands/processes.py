@@ -3,9 +3,11 @@
 import faulthandler
 import os
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 import msgspec
@@ -14,10 +16,12 @@ from click.core import ParameterSource
 from stageline.broker.keys.pairs import KeyPair
 from stageline.pipeline.addresses import is_showable, masked, parted, transport_of
 from stageline.pipeline.errors import ExitCode
+from stageline.pipeline.process import last_line
+from stageline.pipeline.process.kept import KeeperLink
 from stageline.pipeline.process.lifeline import Lifeline
 from stageline.workers.cli import broker_address, completion, options
 from stageline.workers.cli.consent import allow
-from stageline.workers.cli.help import Command, codes
+from stageline.workers.cli.help import ARGUMENTS, Command, codes
 from stageline.workers.cli.monitoring import scraping, telemetry
 from stageline.workers.cli.monitoring.measured import asked_here
 from stageline.workers.cli.output import log_to_stderr, say
@@ -40,7 +44,11 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
         "stageline worker examples/digits --join 'tcp://desk:7000#k1....'",
         "stageline worker --join @line.txt --patience 60",
     ),
-    groups={"Run": ("--index", "--name", "--spare", "--allow"), "Network": ("--broker", "--join", "--patience")},
+    groups={
+        "Run": ("--index", "--name", "--spare", "--allow"),
+        "Network": ("--broker", "--join", "--patience"),
+        "End": ("--notice-seconds", "--keep", "--hung-seconds", "--alive-file"),
+    },
     codes=codes(
         ExitCode.NO_BROKER,
         ExitCode.NO_WORKER,
@@ -78,6 +86,26 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
     help=f"Seconds to try to reach the broker; 0 tries once. Default: {PATIENCE:g}, with --join {JOIN_PATIENCE:g}.",
 )
 @click.option("--spare", is_flag=True, help="Load everything and wait; take the place of the next worker that is lost.")
+@click.option(
+    "--notice-seconds",
+    type=options.Finite(min=0, min_open=True),
+    help="At SIGTERM, leave within so many seconds: finish the step, save it, free the place, exit with code 76.",
+)
+@click.option("--keep", is_flag=True, help="Start the worker again when it ends or hangs, unless its end is final.")
+@click.option(
+    "--hung-seconds",
+    type=options.Finite(min=1),
+    default=60.0,
+    show_default=True,
+    help="With --keep: a worker that gives no sign of life for so long is killed.",
+)
+@click.option(
+    "--alive-file",
+    type=click.Path(dir_okay=False),
+    metavar="PATH",
+    help="Touch this file every second, as long as the worker progresses.",
+)
+@click.option("--kept", type=int, default=-1, hidden=True, help="Descriptor of the link to a keeper.")
 @click.option("--standing-in", is_flag=True, hidden=True, help="A worker of another place has started it.")
 @options.lifeline
 @click.option("--sockets", hidden=True, help="Folder for its sockets.")
@@ -93,6 +121,11 @@ def worker(
     name: str | None,
     patience: float | None,
     spare: bool,
+    notice_seconds: float | None,
+    keep: bool,
+    hung_seconds: float,
+    alive_file: str | None,
+    kept: int,
     standing_in: bool,
     lifeline: int,
     sockets: str | None,
@@ -103,6 +136,11 @@ def worker(
     the plan is that of a script, and its functions are imported from the current folder, which must have the script's
     files.
     """
+    if keep:
+        _become_keeper(ctx.meta[ARGUMENTS], hung_seconds, alive_file or "")
+    keeper = KeeperLink(kept)
+    if kept != -1:  # a status of the user's code is no exit code of a worker
+        ctx.with_resource(last_line.exit_is_failure())
     log_to_stderr(to_file=lifeline != -1 and not standing_in)
     if join is not None and broker is not None:
         raise click.UsageError("--join goes without --broker: both name the broker. Leave one of them out")
@@ -127,6 +165,8 @@ def worker(
 
         if spare:
             options.require_restarts(plan)
+        if notice_seconds is not None:
+            options.require_restarts(plan, "with --notice-seconds a worker leaves its place to another")
         if not (scripted or quiet):
             say(f"stageline: {_dials(url, patience)}", err=True)
         starts = not scripted and (standing_in or not quiet)  # `train` replaces its own workers
@@ -144,6 +184,9 @@ def worker(
                 joined=scripted,
                 command=("worker", *options.plan_arguments(config, sets)) if starts else (),
                 standing_in=standing_in,
+                notice=notice_seconds,
+                alive=Path(alive_file).absolute() if alive_file else None,
+                over=keeper.say_over,
             ),
         )
 
@@ -154,6 +197,18 @@ def worker(
         demand_key(text := given or plan.broker.url, insecure=False)
         return work(plan, address_of(text), None)
     return work(plan, *_entered(given or plan.broker.url, called, patience, insecure=plan.broker.insecure))
+
+
+def _become_keeper(words: Sequence[str], hung: float, alive: str) -> NoReturn:
+    """Replace this process by a keeper of the worker, which takes less memory. `words`: arguments of `worker`."""
+    if "-" in words or "--join=-" in words:
+        raise click.UsageError(
+            "--keep starts the worker more than once: give the join line as @FILE, or in STAGELINE_JOIN"
+        )
+    rest = list(words)
+    rest.remove("--keep")
+    command = [sys.executable, "-P", "-m", "stageline.workers.launch.keeper", str(hung), alive, *rest]
+    os.execv(sys.executable, command)  # noqa: S606  # our own module
 
 
 def _entered(text: str, name: str, patience: float, *, insecure: bool) -> tuple[str, KeyPair | None]:

@@ -133,6 +133,7 @@ def show_status(facts: Facts) -> None:
         "" if facts["best"] is None else f"best {best_of(facts['best'])}",
         *_copied(facts.get("copies") or ()),
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
+        *_free(facts),
         *answers.pace(facts),
         *_chosen(facts.get("orders")),
         *_admission(facts.get("keys")),
@@ -142,6 +143,14 @@ def show_status(facts: Facts) -> None:
     columns = ("worker", "stages", "is", "process", "reported", "idle", "memory", "actions", "now")
     rows = [_worker_row(worker["index"], worker) for worker in facts["workers"]]
     show("workers", columns, [*rows, *(_worker_row("script", each) for each in callers)])
+
+
+def _free(facts: Facts) -> Iterator[str]:
+    """Yield the places that workers have left on notice, and no other has taken."""
+    for each in facts["recovering"]:
+        if each.get("on_notice") and not each["given"]:
+            since = f"its worker left {duration(each['since'])} ago ({each['how']})"
+            yield f"the place of worker {each['index']} is free: {since}; a spare or a new worker takes it"
 
 
 def _chosen(orders: Facts | None) -> list[str]:

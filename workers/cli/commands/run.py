@@ -1,11 +1,8 @@
-"""`stageline run`: lists, shows, compares, pauses, stops and removes runs."""
+"""`stageline run`: lists, shows, compares, pauses, stops and removes runs, and has workers leave them."""
 
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -13,16 +10,16 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stageline.pipeline.addresses import masked
+from stageline.broker.control.leaves import LONGEST_NOTICE
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli import broker_address, completion, options
-from stageline.workers.cli.broker_address import given
+from stageline.workers.cli.asking.commanding import commanded
+from stageline.workers.cli.asking.looking import number_and_run
 from stageline.workers.cli.help import CommandGroup, codes
 from stageline.workers.cli.options import PATIENCE, RUNS, answer_about
 from stageline.workers.cli.output import CommandFailed, answer, counted, say, show, size
 from stageline.workers.cli.printed import RemovedRun, RemovedRuns, StoppedRun
 from stageline.workers.control.client import BrokerUnreachable, Client, KeyRefused
-from stageline.workers.control.enrolling import entered
 from stageline.workers.runs import folder as runs
 from stageline.workers.runs.folder import Facts
 from stageline.workers.runs.pauses import paused_text
@@ -38,7 +35,7 @@ _LOOK = 0.2  # seconds between two looks at a run that is to stop
 
 @click.group(cls=CommandGroup)
 def run() -> None:
-    """List, show, compare, pause, stop and remove runs."""
+    """List, show, compare, pause, stop and remove runs; drain workers."""
 
 
 @run.command("ls", examples=("stageline run ls", "stageline run ls /data/runs --json"))
@@ -242,7 +239,7 @@ def stop(where: str | None, broker: str | None, reason: str, at_once: bool, pati
     run in ./runs. From another machine, --broker is the broker's address, and the key of this machine needs the right
     to stop (`stageline keys invite --right stop`).
     """
-    with _asked(where, broker) as (client, look):
+    with commanded(where, broker) as (client, look):
         facts = _stopped(client, look, reason[:1000], not at_once, patience)
     answer(_versioned("run-stop/1", facts), as_json, lambda: say(f"run {facts.run}: {facts.reason}"))
 
@@ -278,7 +275,7 @@ def pause(where: str | None, broker: str | None, reason: str, patience: float, a
     """
     from stageline.workers.cli.asking.pausing import paused
 
-    with _asked(where, broker) as (client, look):
+    with commanded(where, broker) as (client, look):
         facts = paused(client, look, reason, patience)
     answer(
         {**facts, "schema": "run-pause/1"}, as_json, lambda: say(f"run {facts['run']}: {paused_text(facts['paused'])}")
@@ -300,47 +297,47 @@ def resume(where: str | None, broker: str | None, as_json: bool) -> None:
     """
     from stageline.workers.cli.asking.pausing import resumed
 
-    with _asked(where, broker) as (client, _):
+    with commanded(where, broker) as (client, _):
         facts = resumed(client)
     told = "goes on" if facts["changed"] else "was not paused"
     answer({**facts, "schema": "run-resume/1"}, as_json, lambda: say(f"run {facts['run']} {told}"))
 
 
-@contextmanager
-def _asked(where: str | None, broker: str | None) -> Iterator[tuple[Client, Callable[[], Facts]]]:
-    """Return a context with a connection to a run's broker, and a function that looks at the run's status."""
-    with _of_folder(options.folder_of(where)) if broker is None else _at_address(broker) as found:
-        yield found
+@run.command(
+    examples=(
+        "stageline run leave 1 runs/digits-20260131-101500-1f0c",
+        "stageline run leave 1 --reason 'the machine is needed' --seconds 120",
+    ),
+    groups={"Run": ("--seconds", "--reason")},
+    codes=codes(
+        ExitCode.NO_BROKER,
+        ExitCode.NOT_ADMITTED,
+        failed="the worker has not left in time",
+        usage="no such worker, none can be replaced, or the run is over",
+    ),
+)
+@click.argument("more", metavar="WORKER [WHERE]", nargs=-1, required=True, shell_complete=completion.runs_and_plans)
+@broker_address.broker
+@click.option("--seconds", type=options.Finite(0, LONGEST_NOTICE), default=60.0, show_default=True, help="The notice.")
+@click.option("--reason", default="", metavar="TEXT", help="Reason, for people.")
+@options.as_json
+def leave(more: tuple[str, ...], broker: str | None, seconds: float, reason: str, as_json: bool) -> None:
+    """Have a worker leave a run, which goes on without it.
 
+    The run stops before a step until its checkpoint is complete; then the worker ends with exit code 76, and its place
+    is free: a spare takes it, or a new worker. If that takes longer than --seconds, the worker leaves without the
+    checkpoint. The rights are those of `run stop`. WORKER is a worker's number, WHERE a run's folder, or a plan, whose
+    newest run is meant. Default: the newest run in ./runs.
+    """
+    from stageline.workers.cli.asking.leaving import left
 
-@contextmanager
-def _of_folder(folder: Path) -> Iterator[tuple[Client, Callable[[], Facts]]]:
-    """Connect to the broker of the run in a folder of this machine, whose secret is there."""
-    url = runs.read_broker_url(folder)
-    if url is None:
-        raise CommandFailed(
-            f"run {folder.name} has no broker at present: it is over, or starts; see `stageline status {folder}`",
-            ExitCode.NO_BROKER,
-        )
-    from stageline.workers.keys.keyring import pair_towards
-
-    look = partial(answer_about, str(folder), None, "status")
-    with Client(url, lambda: runs.read_control_secret(folder), pair_towards(url, os.environ)) as client:
-        yield client, look
-
-
-@contextmanager
-def _at_address(broker: str) -> Iterator[tuple[Client, Callable[[], Facts]]]:
-    """Connect to a broker that knows this machine by its key."""
-    url, pair = entered(given(broker), os.environ, "stageline", PATIENCE)
-    if pair is None:
-        raise CommandFailed(
-            f"the broker at {masked(url)} has no keys, by which it would know who may stop or pause its run: give the "
-            "command on its machine, with the run's folder",
-            ExitCode.NOT_ADMITTED,
-        )
-    with Client(url, bytes, pair) as client:
-        yield client, partial(client.ask, "status", PATIENCE)
+    worker, where = number_and_run(more, "the number of a worker")
+    if worker is None:
+        raise click.UsageError(f"which worker? {more[0]} is no number of a worker")
+    with commanded(where, broker) as (client, look):
+        facts = left(client, look, worker, seconds, reason)
+    free = "its place is free" if facts.process is None else f"its place has {facts.process}"
+    answer(_versioned("run-leave/1", facts), as_json, lambda: say(f"run {facts.run}: worker {worker} has left; {free}"))
 
 
 def _stopped(client: Client, look: Callable[[], Facts], reason: str, at_step_end: bool, patience: float) -> StoppedRun:

@@ -56,7 +56,15 @@ class CachedMeasures:
         self._ask = ask
         self._lock = Lock()
         self._known: RunMeasures | None = None
+        self._newest: RunMeasures | None = None
         self._until = float("-inf")
+
+    def finish(self) -> None:
+        """Note that the run has finished, whose broker answers no more: the newest measures are those of its end."""
+        with self._lock:
+            self._until = float("inf")
+            if self._newest is not None:
+                self._known = msgspec.structs.replace(self._newest, phase="finished", stalled=None)
 
     def __call__(self) -> RunMeasures | None:
         """Return the measures; None if the broker does not answer."""
@@ -64,5 +72,6 @@ class CachedMeasures:
             if monotonic() >= self._until:
                 facts = self._ask("measures")
                 self._known = None if facts is None else msgspec.convert(facts, RunMeasures)
+                self._newest = self._known or self._newest
                 self._until = monotonic() + FRESH
             return self._known

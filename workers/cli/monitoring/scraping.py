@@ -4,16 +4,20 @@
 
 The broker answers a scrape as it answers a command that reads; its answers are never older than a second. While it does
 not answer, the endpoint says so: `stageline_broker_up 0`.
+
+An endpoint that goes away in a run is an alert. So that the end of a run is none, the endpoint of a run that has
+finished stays until its next regular scrape, which tells of the end.
 """
 
 import shutil
 import socket
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from http.server import HTTPServer
 from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from platform import python_version
 from socketserver import ThreadingMixIn
@@ -23,11 +27,13 @@ from typing import Any
 
 import click
 
+from stageline.broker.control.measures import RunMeasures
 from stageline.broker.errors import EndpointTaken
 from stageline.broker.transports.sockets.bind import taken
 from stageline.pipeline.addresses import is_elsewhere
 from stageline.pipeline.printable import printable_line
 from stageline.workers.cli.output import say
+from stageline.workers.runs.folder import RESULT
 from stageline.workers.runs.packages import imported
 from stageline.workers.runs.series import PREFIX, Sample, SeriesFamily, SeriesKind, families
 
@@ -36,6 +42,7 @@ from .measured import AskBroker, CachedMeasures, Monitoring
 HOST, PATH = "127.0.0.1", "/metrics"
 READS = 5.0  # seconds for a client to send some more of its request, and to take some more of the answer
 WHOLE = 10.0  # seconds for all of it: then the connection is closed
+LAST = 70.0  # seconds for the scrape that tells of the end of a run, at most; Prometheus scrapes once a minute
 TURN = 0.05  # seconds from one look to the next whether the endpoint is to close
 MOST = 8  # scrapes at a time; further connections are closed
 LONGEST = 400  # characters of the text of an error
@@ -175,10 +182,28 @@ class _Server(ThreadingMixIn, HTTPServer):
             say(f"stageline: warning: --metrics: a scrape was answered with an error: {text}", err=True)
 
 
-def _answer(handler: Any, answer: Callable[[Any], None]) -> None:
+class Scrapes:
+    """The newest scrapes of an endpoint, by which the next one is expected. Times are monotonic, in seconds."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._times: deque[float] = deque(maxlen=4)
+
+    def note(self, now: float) -> None:
+        """Note a scrape."""
+        self._times.append(now)
+
+    def due(self, now: float) -> float:
+        """Return the seconds until the next scrape at the latest, up to LAST; 0 if none is expected."""
+        apart = max((later - earlier for earlier, later in pairwise(self._times)), default=None)
+        return 0.0 if apart is None else min(LAST, max(0.0, self._times[-1] + 1.5 * apart + 1.0 - now))
+
+
+def _answer(handler: Any, answer: Callable[[Any], None], answered: Callable[[], None]) -> None:
     """Answer a scrape by `answer`, and with status 500 if that fails otherwise than by the connection."""
     try:
         answer(handler)
+        answered()
     except OSError:
         raise
     except Exception:
@@ -209,10 +234,12 @@ class ScrapeEndpoint(AbstractContextManager["ScrapeEndpoint"]):
         """
         handler = imported("prometheus_client.exposition", "metrics", "--metrics").MetricsHandler
         registry = imported("prometheus_client.registry", "metrics", "--metrics").CollectorRegistry(auto_describe=False)
-        self._registry = registry
+        self._registry, endpoint = registry, self
         host, port = address
         settings = {"registry": registry, "timeout": READS, "server_version": "stageline"}
-        made = type("Handler", (handler,), {**settings, "do_GET": lambda self: _answer(self, handler.do_GET)})
+        get = {"do_GET": lambda self: _answer(self, handler.do_GET, endpoint._answered)}
+        made = type("Handler", (handler,), {**settings, **get})
+        self._scrapes, self._told_end, self._end_is_known = Scrapes(), False, Event()
         _demand_host(address)
         self._answers = Event()
         try:
@@ -230,8 +257,10 @@ class ScrapeEndpoint(AbstractContextManager["ScrapeEndpoint"]):
         self._thread.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Give the port back."""
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Give the port back; of a run that has finished, once its end was scraped."""
+        if kind is None and self._answers.is_set() and not self._end_is_known.is_set():
+            self._await_scrape(self._scrapes.due(monotonic()))
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -245,7 +274,7 @@ class ScrapeEndpoint(AbstractContextManager["ScrapeEndpoint"]):
             ask: Asks its broker.
         """
         known = CachedMeasures(ask)
-        self._registry.register(Collector(lambda: chain(surroundings(run), families(known()))))
+        self._registry.register(Collector(lambda: chain(surroundings(run), families(self._scraped(known)))))
         self._answers.set()  # before the address is told: who reads it may scrape at once
         say(f"stageline: metrics at {self.url}", err=True)
         if self._is_remote:
@@ -256,8 +285,37 @@ class ScrapeEndpoint(AbstractContextManager["ScrapeEndpoint"]):
             )
         try:
             yield
+            finished = (run / RESULT).exists()
+        except BaseException:
+            finished = False
+            raise
         finally:
-            self._answers.clear()
+            if finished:
+                known.finish()
+            else:
+                self._answers.clear()
+
+    def _scraped(self, known: CachedMeasures) -> RunMeasures | None:
+        """Return the measures for a scrape."""
+        self._scrapes.note(monotonic())
+        found = known()
+        self._told_end = found is not None and found.phase == "finished"
+        return found
+
+    def _answered(self) -> None:
+        """Note that a scrape has its answer."""
+        if self._told_end:
+            self._end_is_known.set()
+
+    def _await_scrape(self, seconds: float) -> None:
+        if seconds:
+            say(
+                f"stageline: --metrics: waits up to {seconds:.0f} s for the scrape that tells of the run's end; Ctrl-C "
+                "ends the wait",
+                err=True,
+            )
+            with suppress(KeyboardInterrupt):
+                self._end_is_known.wait(seconds)
 
 
 @contextmanager

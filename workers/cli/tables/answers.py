@@ -1,6 +1,7 @@
 """Answers of `status`, `why` and `story` as lines and rows for people: pace, limits, time lost, attempts, parties."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 from stageline.broker.keys.pairs import short
 from stageline.workers.cli.output import duration, share
@@ -20,7 +21,8 @@ def limits(why: Facts) -> Iterator[str]:
     if not slow["findings"]:
         yield slow["text"]
     for found in slow["findings"]:
-        yield f"limited by {found['cause']}: {found['text']}"
+        began = "" if found.get("began") is None else f" ({datetime.fromtimestamp(found['began']):%Y-%m-%d %H:%M:%S})"
+        yield f"limited by {found['cause']}: {found['text']}{began}"
         for remedy in found["remedies"][:_MOST_REMEDIES]:
             took = f"a step would take {duration_of(remedy['seconds'])}, {share(remedy['gain'])} less, by simulation"
             yield f"  to do: {remedy['do']} ({took})"

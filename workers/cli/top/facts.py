@@ -1,4 +1,4 @@
-"""What `stageline top` knows of a run: a thread asks the broker, or the run's records, and hands each look on.
+"""Facts that `stageline top` knows of a run: a thread asks the broker, or the run's records, and hands each look on.
 
     thread    status, queues, timetable, why, microbatches  ──> Glance ──> the screen
 

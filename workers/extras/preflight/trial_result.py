@@ -364,7 +364,7 @@ class TrialLog:
                 break
             self._print(start)
             line, self._rest = self._rest[: end - start], self._rest[end - start + 1 :]
-            if self._note(line.removeprefix(self._begin)):
+            if self._note(line[len(self._begin) :]):
                 return
         self._print(self._printable())
 

@@ -19,6 +19,7 @@ _KEPT = 4 * MOST_LOSSES  # that are held while a run goes on
 
 _SAID = {
     "loss": "worker {worker} was lost",
+    "leave": "worker {worker} left on notice",
     "return": "worker {worker} works again",
     "broker": "the broker was started again",
     "resume": "the run was resumed at step {step}",

@@ -1,9 +1,9 @@
-"""The page of a run, live: a server that many may read and nobody can change anything by.
+"""The page of a run, live: a server by which many may read, and no one can change anything.
 
     GET /         the page, with all that is known
     GET /events   server-sent events: the sections that have changed, as one line of JSON
 
-The run is asked while somebody reads, by one task for all readers. A slow reader gets the newest sections, not all.
+The run is asked while there are readers, by one task for all readers. A slow reader gets the newest sections, not all.
 """
 
 import asyncio
@@ -151,7 +151,7 @@ class Dashboard:
     async def _page(self, request: "Request") -> "Response":
         from starlette.responses import HTMLResponse, PlainTextResponse
 
-        if not (self._readers and self._run.sections):  # nobody has looked for a while
+        if not (self._readers and self._run.sections):  # there has been no reader for a while
             await self._look()  # if that fails, what is known is shown, and the events tell the rest
         if not self._run.sections:
             return PlainTextResponse("stageline: nothing is known of the run yet; load the page again\n", 503)

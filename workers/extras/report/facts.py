@@ -144,7 +144,7 @@ def _faults(status: Facts, milestones: Sequence[Facts]) -> Section:
             "returned": next((other["at"] for other in milestones[place + 1 :] if _same(other, each)), None),
         }
         for place, each in enumerate(milestones)
-        if each["what"] == "loss"
+        if each["what"] in ("loss", "leave")
     ]
     recovering = [f"Worker {each['index']} is being replaced: {each['why']}." for each in status["recovering"]]
     damaged = [(text, 1) for text in status["damaged"]]

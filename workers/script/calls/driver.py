@@ -27,7 +27,8 @@ import msgspec
 import structlog
 
 from stageline.broker.codec.structure import is_emptied
-from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop
 from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues
@@ -38,7 +39,8 @@ from stageline.pipeline.program import Per, Program
 from stageline.workers.control.joining import Stopped
 from stageline.workers.errors import RunFailed
 from stageline.workers.runtime.calls import LAST_REPLIES, UNDER_WAY, Call, CallKind, Position, answers, settled_call
-from stageline.workers.runtime.progress import Doing, Progress
+from stageline.workers.runtime.idle import Doing
+from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.queue_counter import QueueCounter
 
 from .batch_record import BatchRecord

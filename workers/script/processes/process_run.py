@@ -31,6 +31,7 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped
 from stageline.workers.control.party_trust import trust_of
 from stageline.workers.control.peeking import Peeker, all_withheld_by, withheld_by
+from stageline.workers.control.views import Views
 from stageline.workers.errors import RunFailed
 from stageline.workers.keys.keyring import pair_towards
 from stageline.workers.keys.party_keys import pair_of_place
@@ -305,7 +306,7 @@ class ProcessRun:
         withheld, shows_code = withheld_by(self._plan, keyed=keyed), not all_withheld_by(self._plan, keyed=keyed)
         peek = Peeker(assigned.run, assigned.index, queues, withheld)
         self._control.start(
-            assigned, here, driver.progress, steps=None, wake=queues.ring, peek=peek, shows_code=shows_code
+            assigned, here, driver.progress, steps=None, wake=queues.ring, views=Views(peek, shows_code=shows_code)
         )
         driver.begin()
         stack.callback(driver.close, CLOSE_TIMEOUT)

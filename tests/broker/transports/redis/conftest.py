@@ -1,4 +1,4 @@
-"""What tests of queues over Redis share."""
+"""Fixtures of tests of queues over Redis."""
 
 import pytest
 

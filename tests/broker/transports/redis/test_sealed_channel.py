@@ -24,7 +24,7 @@ Envelopes = Iterable[tuple[bytes, bytes]]
 
 @dataclass
 class OpenWire:
-    """What lies between clients and a broker, both ends of it, and the time."""
+    """Wire between clients and a broker, both ends of it, and the time."""
 
     to_broker: deque[tuple[bytes, bytes | None]] = field(default_factory=deque)
     to_clients: dict[bytes, deque[bytes]] = field(default_factory=dict)

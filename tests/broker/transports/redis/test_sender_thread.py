@@ -1,4 +1,4 @@
-"""What becomes of puts while the server is away, full, or has forgotten what it had."""
+"""Puts while the server is away, full, or has forgotten what it had."""
 
 import random
 import threading

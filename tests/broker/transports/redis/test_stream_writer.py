@@ -1,4 +1,4 @@
-"""What a producer asks of the server, and what it concludes from the answers."""
+"""Requests of a producer to the server, and its conclusions from the answers."""
 
 from collections.abc import Sequence
 

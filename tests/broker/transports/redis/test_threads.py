@@ -1,4 +1,4 @@
-"""What is read from a server that is slow, cut off, or gives damaged bytes, or more than there is memory for."""
+"""Reads from a server that is slow, cut off, or gives damaged bytes, or more than there is memory for."""
 
 import random
 import select

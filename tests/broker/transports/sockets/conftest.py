@@ -1,4 +1,4 @@
-"""What tests of queues over sockets share."""
+"""Fixtures of tests of queues over sockets."""
 
 import os
 import socket

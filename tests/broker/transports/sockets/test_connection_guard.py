@@ -35,7 +35,7 @@ class GuardedRouter:
         self.endpoint = f"tcp://127.0.0.1:{self.socket.bind_to_random_port('tcp://127.0.0.1')}"
 
     def take(self, milliseconds: int = 20) -> list[bytes]:
-        """What has come, after so long at most."""
+        """Bytes that have come, after so long at most."""
         found = []
         self.socket.poll(milliseconds)
         while self.socket.poll(0):

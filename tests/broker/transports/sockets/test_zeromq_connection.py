@@ -29,7 +29,7 @@ def only_the_handshake_ends_connections(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def once(proxy: Proxy, garbage: bytes) -> None:
-    """What the first connection brings is `garbage`."""
+    """The first connection brings `garbage`."""
     proxy.change = lambda passing: garbage if proxy.connections == 1 else passing
 
 

@@ -1,4 +1,4 @@
-"""What the two sockets do about losses, damage, silence and strangers."""
+"""Reactions of the two sockets to losses, damage, silence and strangers."""
 
 import random
 import threading

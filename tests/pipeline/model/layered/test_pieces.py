@@ -1,4 +1,4 @@
-"""What travels between the pieces of a forward; test_traced_layers.py splits whole models."""
+"""Values that travel between the pieces of a forward; test_traced_layers.py splits whole models."""
 
 from stageline.pipeline.model.layered.pieces import travelling
 

@@ -1,4 +1,4 @@
-"""What keeps a model from being traced, or from being cut as often as is wished, is named with the way out."""
+"""Models that cannot be traced, or cut as often as is wished, are refused with the cause and the way out."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a path of weights may be, and what is said of one that is something else."""
+"""Paths of weights: the kinds that there may be, and the refusal of others."""
 
 import sys
 from pathlib import Path

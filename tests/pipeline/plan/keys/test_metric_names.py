@@ -1,4 +1,4 @@
-"""What metrics are called in what an evaluation gives."""
+"""Names of metrics in the results of an evaluation."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What moves into files keeps its bits, its strides and its alignment; what shares memory goes on sharing it."""
+"""Tensors that move into files keep their bits, strides and alignment; those that share memory still do."""
 
 from collections.abc import Callable
 from pathlib import Path

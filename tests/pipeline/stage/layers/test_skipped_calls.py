@@ -1,4 +1,4 @@
-"""What runs only when a container itself is called is refused by name where its layers are called one by one."""
+"""Code that runs only when a container itself is called is refused by name where its layers are called one by one."""
 
 import re
 from collections.abc import Callable, Iterator

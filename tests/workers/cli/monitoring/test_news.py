@@ -1,4 +1,4 @@
-"""What has happened in a run is told once."""
+"""Each event of a run is told once."""
 
 from collections.abc import Iterator
 from pathlib import Path

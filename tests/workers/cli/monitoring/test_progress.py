@@ -1,4 +1,4 @@
-"""What the progress displays show of a status, and the lines where stderr is no terminal."""
+"""Displays of progress for a status, and the lines where stderr is no terminal."""
 
 from pathlib import Path
 from types import SimpleNamespace

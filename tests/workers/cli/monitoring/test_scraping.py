@@ -21,7 +21,7 @@ from stageline.broker.control.messages import Ask
 from stageline.pipeline.errors import ExitCode
 from stageline.workers.cli.monitoring import measured, scraping
 from stageline.workers.cli.monitoring.measured import AskBroker, asked_here
-from stageline.workers.cli.monitoring.scraping import ScrapeEndpoint
+from stageline.workers.cli.monitoring.scraping import LAST, ScrapeEndpoint, Scrapes
 from stageline.workers.control.questions import Questions
 from stageline.workers.runs.series import families
 from support.conversation import Conversation, name, report
@@ -157,6 +157,42 @@ def test_a_connection_before_and_after_a_run_is_closed_at_once(tmp_path: Path):
             assert not rest(late)
 
 
+def test_the_end_of_a_run_is_scraped_before_its_endpoint_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The alert that an endpoint is gone went off for minutes after each run that had ended well."""
+    found: list[Values] = []
+    with ScrapeEndpoint(HERE) as opened:
+        scraper = Thread(target=lambda: found.append(scraped(opened.url)))
+        with opened.serving(tmp_path, told):
+            assert phases(scraped(opened.url)) == {"running"}
+            scraped(opened.url)
+            (tmp_path / "result.json").write_text("{}")
+        monkeypatch.setattr(scraping, "say", lambda text, **_: scraper.start() if "run's end" in text else None)
+    scraper.join()
+    assert phases(found[0]) == {"finished"}
+    assert found[0]["stageline_steps_total", ()] == 102
+
+
+def phases(found: Values) -> set[str]:
+    """The phases that are 1 in a scrape."""
+    return {dict(labels)["phase"] for (name, labels), value in found.items() if name == "stageline_run_phase" and value}
+
+
+def test_who_does_not_scrape_regularly_is_not_waited_for():
+    scrapes = Scrapes()
+    assert scrapes.due(0.0) == 0.0
+    scrapes.note(0.0)
+    assert scrapes.due(1.0) == 0.0  # a person who has looked once
+    scrapes.note(15.0)
+    assert scrapes.due(20.0) == 18.5
+    assert scrapes.due(60.0) == 0.0  # Prometheus is gone
+    scrapes.note(60.0)
+    assert scrapes.due(60.0) == 68.5
+    scrapes.note(60.1)  # a second Prometheus: the first is still expected
+    assert scrapes.due(61.0) > 60
+    scrapes.note(3660.0)
+    assert scrapes.due(3660.0) == LAST
+
+
 def test_an_answer_that_fails_is_an_error_and_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     def fail(what: str) -> Mapping[str, Any]:
         raise KeyError(what)
@@ -201,7 +237,7 @@ def test_a_broker_that_takes_no_turn_is_waited_for_within_a_bound(monkeypatch: p
     monkeypatch.setattr(measured, "PATIENCE", 0.05)
     questions = Questions()
     assert asked_here(questions)("measures") is None
-    assert len(questions) == 0  # though nobody has answered: nobody waits any more
+    assert len(questions) == 0  # though there was no answer: the thread waits no more
     questions.answer(Conversation().core, 0.0)
 
 

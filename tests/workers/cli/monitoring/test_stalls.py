@@ -58,7 +58,7 @@ def by_shell(folder: Path, line: str) -> StallCommand:
 
 
 def until_told(command: StallCommand) -> str:
-    """What is told about the end of a command, before its time is over."""
+    """Text about the end of a command, before its time is over."""
     found: list[str] = []
     wait_for(lambda: bool(found.extend(command.look(0.0)) or found))
     return found[0]

@@ -54,7 +54,7 @@ def talk() -> Conversation:
 
 
 def shown(app: TopApp) -> str:
-    """What stands on the screen."""
+    """Text on the screen."""
     rows: dict[float, list[tuple[float, str]]] = {}
     for attributes, text in re.findall(r"<text ([^>]*)>(.*?)</text>", app.export_screenshot(), re.DOTALL):
         x, y = (float(found[1]) if (found := re.search(rf'{axis}="([\d.]+)"', attributes)) else -1.0 for axis in "xy")

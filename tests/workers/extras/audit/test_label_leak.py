@@ -1,4 +1,4 @@
-"""What gradients tell of labels."""
+"""Information about labels in gradients."""
 
 import pytest
 import torch

@@ -34,7 +34,7 @@ def rows(number: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class BestWeights(Callback):
-    """What the line's weights are at each best evaluation."""
+    """Weights of the line at each best evaluation."""
 
     def __init__(self, line: Line) -> None:
         self.line = line

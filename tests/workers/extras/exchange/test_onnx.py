@@ -28,7 +28,7 @@ class TwoInputs(nn.Module):
 
 
 def computed(file: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What the reference implementation of ONNX computes."""
+    """Outputs of the reference implementation of ONNX."""
     evaluator = ReferenceEvaluator(onnx.load(file))
     found = evaluator.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
     return {name: torch.from_numpy(value) for name, value in zip(evaluator.output_names, found, strict=True)}

@@ -107,7 +107,7 @@ def test_a_model_that_is_made_as_a_whole_is_named() -> None:
 
 @pytest.mark.parametrize(("limit", "tight"), [(300, []), (299, [0]), (None, [])])
 def test_a_limit_is_tight_where_less_than_a_third_of_it_would_be_left(limit: int | None, tight: list[int]) -> None:
-    """What the worker takes where it gives nothing back decides, not what fits."""
+    """The worker's memory where it gives nothing back decides, not the memory that fits."""
     stage = StageOption(NOTHING, 0, {0: StageLoad(100 * MIB)}, {0: StageLoad(150 * MIB, copied=45 * MIB)})
     room = WorkerRoom(messages=5 * MIB, limit=None if limit is None else limit * MIB)
     assert cheapest([[stage]], [room]) == (stage,)

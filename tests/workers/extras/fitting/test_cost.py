@@ -1,4 +1,4 @@
-"""What it costs to take less memory."""
+"""Cost of taking less memory."""
 
 import pytest
 

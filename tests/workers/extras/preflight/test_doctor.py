@@ -1,4 +1,4 @@
-"""What `stageline doctor` finds on this machine, and in a plan."""
+"""Findings of `stageline doctor` on this machine, and in a plan."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What a plan comes to before it runs."""
+"""Estimates of plans before they run."""
 
 import errno
 import os
@@ -112,7 +112,7 @@ def test_a_backward_of_a_frozen_stage_counts_as_one_forward() -> None:
 
 
 def _work(trainable: list[str]) -> list[float]:
-    """What each worker does for a microbatch, where one does three units."""
+    """Work of each worker for a microbatch, where one does three units."""
     idle = estimate(read_plan(FROZEN, sets=[f"model.trainable={trainable}"])).idle
     return [round(3 * (1 - each) / (1 - min(idle)), 3) for each in idle]
 

@@ -1,4 +1,4 @@
-"""What `stageline doctor --keys` finds out before a run, over real sockets."""
+"""Findings of `stageline doctor --keys` before a run, over real sockets."""
 
 import threading
 from collections.abc import Iterator

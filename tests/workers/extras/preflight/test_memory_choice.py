@@ -1,4 +1,4 @@
-"""What stages recompute and offload is chosen for a limit of memory, by what a trial counts."""
+"""Recomputation and offload are chosen for a limit of memory, by the counts of a trial."""
 
 from pathlib import Path
 

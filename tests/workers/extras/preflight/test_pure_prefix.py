@@ -1,4 +1,4 @@
-"""What cannot be kept by sample is refused before the run, by its name."""
+"""Models that cannot be kept by sample are refused before the run, by the layer's name."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a probe is given of layers of any number of dimensions."""
+"""Features for a probe, of layers of any number of dimensions."""
 
 import pytest
 import torch

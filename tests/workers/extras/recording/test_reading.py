@@ -1,4 +1,4 @@
-"""What was tapped is joined with its samples and checked; what is missing or damaged is named."""
+"""Tapped outputs are joined with their samples and checked; missing or damaged ones are named."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What is recorded comes back to the bit; what is cut off is left out, and what is damaged is found."""
+"""Records come back to the bit; those that are cut off are left out, and damaged ones are found."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is tapped is written behind the compute loop's back, in order with snapshots, and nothing is lost in silence."""
+"""Taps are written in a thread beside the compute loop, in order with snapshots, and nothing is lost in silence."""
 
 import errno
 import threading

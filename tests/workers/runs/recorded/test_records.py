@@ -1,4 +1,4 @@
-"""What has become of a run, by the files in its folder."""
+"""States of runs, by the files in their folders."""
 
 from contextlib import closing
 from pathlib import Path

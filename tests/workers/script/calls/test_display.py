@@ -1,4 +1,4 @@
-"""What a script draws of its progress on stderr, and what it leaves there."""
+"""Progress that a script draws on stderr, and the lines that it leaves there."""
 
 import io
 import os
@@ -31,11 +31,11 @@ class Terminal:
         monkeypatch.setattr(sys, "stderr", self.stream)
 
     def read(self) -> str:
-        """What was written to it and not read; waits for something."""
+        """Text that was written to it and not read; waits for some."""
         return os.read(self._own, 4096).decode()
 
     def close(self) -> str:
-        """What was written to it and not read, to its end."""
+        """Text that was written to it and not read, to its end."""
         self.stream.close()
         written = ""
         with suppress(OSError):  # at the end

@@ -1,4 +1,4 @@
-"""What a script is told of a run whose records say little or nothing."""
+"""Errors of a script whose run has few records or none."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is shown of a fit: on terminals of any width, in a notebook, and as plain lines."""
+"""Progress of a fit: on terminals of any width, in a notebook, and as plain lines."""
 
 from dataclasses import replace
 from typing import Any

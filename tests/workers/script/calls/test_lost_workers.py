@@ -1,4 +1,4 @@
-"""What a script is told of lost workers, status by status."""
+"""News of lost workers for a script, status by status."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a launcher reports to the script."""
+"""Reports of a launcher to the script."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""What a script's objects are named to other machines, and what cannot be."""
+"""Names of a script's objects for other machines, and objects without such a name."""
 
 import sys
 from collections.abc import Callable

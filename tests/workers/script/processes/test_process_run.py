@@ -60,7 +60,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, fork_server: Any) -> d
 def test_a_script_on_processes_computes_what_it_does_inline(
     workspace: Workspace, undisturbed: dict[str, Any], happens: Sequence[str]
 ) -> None:
-    """What has happened to its workers is all that it is told on a stderr that is no terminal."""
+    """The script tells of its workers alone on a stderr that is no terminal."""
     said, errors = start(workspace, "processes", *happens).communicate()
     assert json.loads(said) == undisturbed, errors
     told = [line for line in errors.splitlines() if line.startswith("stageline: ")]

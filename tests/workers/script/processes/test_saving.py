@@ -1,4 +1,4 @@
-"""What a script's call to save leaves behind when it fails."""
+"""Files that a script's failed call to save leaves."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -12,6 +12,7 @@ const MOST_LINES = 8; // in a plot of the workers; a table has the others
 /** Marks of events: colour, sign, and if a line is drawn over the whole height of a plot. */
 const EVENTS = {
   loss: { colour: "--bad", says: "worker lost", whole: true, dash: [] },
+  leave: { colour: "--warn", says: "worker left on notice", whole: true, dash: [] },
   return: { colour: "--good", says: "its place works again", whole: true, dash: [4, 4] },
   broker: { colour: "--warn", says: "broker started again", whole: true, dash: [2, 3] },
   resume: { colour: "--c0", says: "resumed", whole: true, dash: [2, 3] },

@@ -52,7 +52,7 @@ def live(workspace: Workspace, capsys: pytest.CaptureFixture[str], *words: str) 
 
 
 def totals(workspace: Workspace, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[int, int]]:
-    """What was put into each queue and taken from it."""
+    """Messages that were put into each queue and taken from it."""
     (facts,) = told(workspace, capsys, "queue", "ls")
     return {row["queue"]: (row["put"] or 0, row["taken"] or 0) for row in facts["queues"]}
 
@@ -118,7 +118,7 @@ def refused(workspace: Workspace, capsys: pytest.CaptureFixture[str], *words: st
 
 
 def peeked(workspace: Workspace, capsys: pytest.CaptureFixture[str], queue: str, *words: str) -> dict:
-    """What a worker shows of its queue; nothing if it has not told of it, or does not answer in time."""
+    """Looks of a worker at its queue; nothing if it has not told of it, or does not answer in time."""
     capsys.readouterr()
     code = workspace.here("queue", "peek", queue, *words, "--json")
     found: dict = json.loads(capsys.readouterr().out)

@@ -67,11 +67,15 @@ def test_the_broker_of_a_run_that_goes_on_is_asked(workspace: Workspace) -> None
     wait_for(lambda: any(each.stat().st_size for each in workspace.folder.rglob("metrics.jsonl")))
     (folder,) = workspace.runs()
     wait_for(lambda: answer_about(str(folder), None, "status")["finished_floor"] > 8)
-    made = workspace.command("report", str(folder), "-o", "run.html")
-    assert made.returncode == 0, made.stderr
-    found = data_of(workspace.folder / "run.html")
+
+    def page() -> dict:
+        made = workspace.command("report", str(folder), "-o", "run.html")
+        assert made.returncode == 0, made.stderr
+        return data_of(workspace.folder / "run.html")
+
+    wait_for(lambda: page()["curves"]["workers"]["at"])  # measured once in a while
+    found = page()
     assert (found["run"]["source"], found["run"]["phase"]) == ("broker", "running")
     assert len(found["stores"]["queues"]) >= 2
-    assert found["curves"]["workers"]["at"]
     assert workspace.command("run", "stop", "--now", str(folder)).returncode == 0
     training.wait()

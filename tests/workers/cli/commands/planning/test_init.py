@@ -1,4 +1,4 @@
-"""What `stageline init` writes: a plan that trains as it is, with the schema by which editors check it."""
+"""Files that `stageline init` writes: a plan that trains as it is, with the schema by which editors check it."""
 
 import contextlib
 import json

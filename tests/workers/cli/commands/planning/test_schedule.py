@@ -12,7 +12,7 @@ from support.answers import conforming
 
 
 def output_of(capsys, *arguments):
-    """What a command of this process writes to stdout; it must end well."""
+    """Text that a command of this process writes to stdout; it must end well."""
     code = run(arguments)
     captured = capsys.readouterr()
     assert code == 0, captured.err

@@ -91,7 +91,7 @@ def test_a_metric_that_is_no_finite_number_is_written_as_text(workspace, capsys)
 
 
 def everything(terminal):
-    """What is written to a terminal until its last process has ended."""
+    """Text that is written to a terminal until its last process has ended."""
     found = b""
     with os.fdopen(terminal, "rb", buffering=0) as file, suppress(OSError):  # EIO is its end
         while part := file.read(2**16):
