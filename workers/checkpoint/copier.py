@@ -18,7 +18,7 @@ from stageline.pipeline.program import CHUNKS, Program, Queue
 from stageline.pipeline.tree import Tree, tensors
 from stageline.workers.runtime.copy_progress import CopyProgress
 
-from .copies import CopyStore, Draft, Parts
+from .copies import CopyStore, SnapshotToReceive, SnapshotToSend
 
 PATIENCE = 0.02  # seconds that a wait of the loop lasts at most while a transfer is under way
 AHEAD = 1.0  # seconds for which bandwidth that was not used may be used later: an action may take as long
@@ -220,7 +220,7 @@ class Sending:
             put: Puts a chunk if it may be sent now; returns True if it did.
             progress: Counts chunks.
         """
-        self._parts: Parts | None = store.parts(order.stage, order.step)
+        self._parts: SnapshotToSend | None = store.parts(order.stage, order.step)
         self.state = CopyState.LACKING if self._parts is None else CopyState.MOVING
         self._first = self._next = order.number * CHUNKS
         self._outbound = outbound
@@ -265,7 +265,7 @@ class Receiving:
         self._inbound = inbound
         self._store = store
         self._progress = progress
-        self._draft: Draft | None = None
+        self._draft: SnapshotToReceive | None = None
         self._taken = 0
 
     def turn(self) -> None:

@@ -50,7 +50,7 @@ class SnapshotLost(SnapshotDamaged):
         super().__init__(folder, ["it is not on this disk, and no other worker holds a copy of it"])
 
 
-class Parts(Protocol):
+class SnapshotToSend(Protocol):
     """A snapshot to send, in `count` parts."""
 
     count: int
@@ -59,7 +59,7 @@ class Parts(Protocol):
         """Return part `place`, counted from 0. The first says how many others there are."""
 
 
-class Draft(Protocol):
+class SnapshotToReceive(Protocol):
     """A snapshot that is being received, in `count` parts.
 
     Attributes:
@@ -87,10 +87,10 @@ class CopyStore(Protocol):
     def has(self, stage: int, step: int) -> bool:
         """Return True if the snapshot is here."""
 
-    def parts(self, stage: int, step: int) -> Parts | None:
+    def parts(self, stage: int, step: int) -> SnapshotToSend | None:
         """Return a snapshot to send; None if it is not here, or cannot be read."""
 
-    def draft(self, stage: int, step: int, first: Tree) -> Draft | None:
+    def draft(self, stage: int, step: int, first: Tree) -> SnapshotToReceive | None:
         """Begin to receive a snapshot, whose first part is `first`. Returns None if that cannot be one."""
 
     def forget(self, stage: int, complete: int, best: int | None) -> None:
