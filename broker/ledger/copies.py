@@ -39,6 +39,13 @@ class CopyTransfer:
     restores: bool
     is_ready: bool = False
 
+    def gives_way(self, ends: tuple[int, int]) -> bool:
+        """Return True if the transfer uses the queue between `ends`, and a worker that has to be restored goes first.
+
+        Copies wait for activations, and those may wait for the worker that is to be restored.
+        """
+        return self.ends == ends and not self.restores
+
     def concerns(self, place: int) -> bool:
         """Return True if the worker of `place` is to know of the transfer now."""
         return place == self.ends[1] or (place == self.ends[0] and self.is_ready)
@@ -65,11 +72,14 @@ class CopyBook:
             restores: True if the receiver owns the stage.
         """
         queue = link_between(sender, receiver.index)
-        if queue is None or self.is_busy(sender.index, receiver.index):
+        ends = sender.index, receiver.index
+        for number in [number for number, each in self.transfers.items() if restores and each.gives_way(ends)]:
+            del self.transfers[number]
+        if queue is None or self.is_busy(*ends):
             return
         self._number = max(self._number + 1, int(now * 1000))  # above those of a former broker
         order = CopyOrder(self._number, stage, step, queue.name)
-        ends, incarnations = (sender.index, receiver.index), (sender.incarnation, receiver.incarnation)
+        incarnations = sender.incarnation, receiver.incarnation
         self.transfers[self._number] = CopyTransfer(order, ends, incarnations, restores)
 
     def is_busy(self, sender: int, receiver: int) -> bool:

@@ -121,6 +121,22 @@ def test_a_snapshot_that_no_worker_holds_is_said_to_be_lost() -> None:
     assert ((1, 20),) in lost
 
 
+def test_a_worker_that_is_restored_goes_before_a_copy_on_the_same_queue() -> None:
+    """The copy waited for an activation that was granted to the lost worker, and the worker for the copy."""
+    talk = copying()
+    snapshots_of_20(talk)
+    transfer(talk, name(0), name(1), (1, 2)), transfer(talk, name(1), name(0), (2, 1))
+    kill(talk, 1, 101)
+    talk.send(b"new", replacement(1, 201))
+    talk.send(b"new", placed(replacement(1, 201, 3, "tcp://new"), 1, "c"))
+    talk.send(b"new", here(3))
+    ((copy,), *_) = orders(talk.after(0.5), b"new")
+    talk.send(b"new", here(3, (copy.number, CopyState.READY), lacks=[(1, 20)]))
+    ((restored,), *_) = orders(talk.after(0.5), b"new")
+    assert (copy.stage, restored.stage) == (0, 1)
+    assert copy.queue == restored.queue == "copies-0-1"
+
+
 def test_a_transfer_of_a_former_incarnation_counts_for_nothing() -> None:
     talk = copying()
     snapshots_of_20(talk)
