@@ -71,6 +71,10 @@ def test_a_worker_that_does_not_finish_its_action_leaves_in_time_all_the_same(wo
 def test_what_cannot_leave_is_told(workspace: Workspace) -> None:
     run = RunWithLeavers(workspace, "tcp://127.0.0.1:0")
     run.trains_beyond(0)
+    spare = run.start("--spare", "--notice-seconds", "60")
+    wait_for(lambda: len(run.status()["spares"]) == 1)
+    spare.send_signal(signal.SIGTERM)
+    assert spare.wait() == ExitCode.LEFT  # it has no place to save
     for words, code, said in [
         (("2",), ExitCode.USAGE, "workers are 0 to 1"),
         (("runs",), ExitCode.USAGE, "number of a worker"),

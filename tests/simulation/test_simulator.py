@@ -20,8 +20,9 @@ from simulation.orders import CHANGED
 from simulation.pauses import PAUSED
 from simulation.queues import AHEAD
 from simulation.run_seeds import simulate
-from simulation.scenario import OF_LEAVERS, OF_SCRIPT, PlannedFault, drawn
-from stageline.broker.control.messages import Assigned, Trim
+from simulation.scenario import OF_DISKS, OF_LEAVERS, OF_SCRIPT, PlannedFault, drawn
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned
 from stageline.broker.coordinator import records, registration, reports, restart
 from stageline.broker.coordinator.authenticity import Authenticity, Judgement
 from stageline.broker.coordinator.ordering import Ordering
@@ -42,7 +43,7 @@ from stageline.workers.script.calls.calls import CallLog
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
 
-NOT_DRAWN = {*OF_LEAVERS, PlannedFault.PAUSE_RUN}
+NOT_DRAWN = {*OF_LEAVERS, *OF_DISKS, PlannedFault.PAUSE_RUN}
 EVERY_CHUNK_HAS = {*PlannedFault} - NOT_DRAWN - {*OF_SCRIPT} | {
                    "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a replaced worker is refused", "a spare takes a place",

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from stageline.broker.control.channel import LARGEST_UNPROVEN
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     Answer,
     Ask,
@@ -81,6 +82,7 @@ class SealedConversation:
 FORGED: list[ToBroker] = [
     StopRun("enough"),
     StopRun("enough", over=True),
+    LeaveWorker("eve", 0, 1.0),
     Exited(0, 100, -9),
     hello(0, incarnation=1, endpoint="tcp://192.0.2.1:1"),
     msgspec.structs.replace(hello(0, incarnation=2**53 - 1), memory=REMEMBERED),

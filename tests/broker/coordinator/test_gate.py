@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from stageline.broker.control.channel import Received
+from stageline.broker.control.leaves import LeaveWorker
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Answer,
@@ -155,6 +156,18 @@ def test_a_pause_needs_the_right_to_stop_and_is_sealed_in_the_name_of_its_key(en
         assert seal.is_of(RUN.of_control)
         told += [(each.what, each.name, each.detail) for each in found.events]
     assert told == [("paused", "lab", "a backup"), ("resumed", "lab", "")] * 2
+
+
+def test_a_leave_needs_the_right_to_stop_and_is_asked_in_the_name_of_its_key(entrance: Gateway) -> None:
+    asked = LeaveWorker("root@desk", 1, 60.0, "the machine is needed")
+    entrance.admit(WORKER)
+    assert "no right to stop" in entrance.refusal(WORKER, asked)
+    entrance.register.admit(WORKER, NOW, name="lab", rights=(Right.STOP,))
+    found = entrance.says(WORKER, asked)
+    message, seal = decode_to_broker(found.passed[0][1] or b"")
+    assert message == LeaveWorker("lab", 1, 60.0, "the machine is needed")
+    assert seal.is_of(RUN.of_control)
+    assert [(each.what, each.name) for each in found.events] == [("drained", "lab")]
 
 
 def test_an_invitations_key_enrols_a_key_and_says_nothing_else(entrance: Gateway) -> None:
