@@ -41,6 +41,7 @@ PAGES = [ROOT / "README.md", *sorted(page for folder in FOLDERS for page in (DOC
 KINDS = {"python", "toml", "diff", "console", "yaml", "text", "dockerfile"}
 LONG = {"first-kill", "hospital-and-lab", "stuck-run", "checkpoints", "training", "what-a-cut-tells", "models", "taps"}
 LONG |= {"weights", "memory", "split-learning", "placement", "after", "first-plan", "own-model", "two-machines"}
+LONG |= {"data", "replicas", "features", "asynchronous", "machines-that-come-and-go"}
 LONG |= {"slow-run", "metrics", "sequences", "schedules", "lightning", "transformers-trainer", "lora"}
 REPLACED = re.compile(r"^<!-- in tests: (.+?) becomes (.+?) -->$", re.MULTILINE)
 ALTERNATIVES = (

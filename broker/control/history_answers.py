@@ -115,3 +115,10 @@ class StoryFacts(AnswerFacts, frozen=True, kw_only=True):
     step: int
     microbatch: int
     stages: list[StoryStageFacts]
+
+
+class BubbleFact(AnswerFacts, frozen=True, kw_only=True):
+    """Share of a step in which the busiest worker does not compute, as measured and as planned for equal stages."""
+
+    measured: float | None
+    planned: float | None

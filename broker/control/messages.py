@@ -1,8 +1,8 @@
 """The control messages, one tagged Struct each. Their encoding is in `protocol.py`, their records are in `records.py`.
 
     worker  -> broker   Hello, Report, Failed, Finished, Goodbye, Declined, Peeked
-    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, ScheduleOrders, Hold, Leave, Peek, ShowStacks,
-                        ShowLog, Stop, Refused
+    broker  -> worker   Assigned, Standby, Peers, Confirmed, Trim, Copying, ScheduleOrders, Hold, Leave, Peek,
+                        ShowStacks, ShowLog, Stop, Refused
     command -> broker   Ask, StopRun, PauseRun, LeaveWorker, KeyChange; a supervisor also Exited
     broker  -> command  Answer, Refused
 
@@ -22,6 +22,7 @@ from stageline.broker.keys.changes import KeyChange
 from stageline.broker.keys.parties import MOST_PARTIES, ReceivedParties
 from stageline.pipeline.program import Queue
 
+from .checkpoints import NO_COPIES, Copying, CopyReport, Trim
 from .leaves import Leave, LeaveWorker, Leaving
 from .pauses import NOT_HELD, HeldBack, Hold, PauseRun
 from .peek import Look, Peeked
@@ -89,6 +90,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
         parties: The parties of the process's plan.
         key: The text of the party's key that the process has; "" in a run without parties.
         notes: Notes for the other parties, sent with its endpoint. The broker passes them on, and cannot open them.
+        disk: A name that the run's folder there has for itself alone: workers with one hold no copies for each other.
     """
 
     version: int
@@ -111,6 +113,7 @@ class Hello(_ControlMessage, frozen=True, tag="hello"):
     parties: ReceivedParties = ()
     key: Name = ""
     notes: Notes = {}
+    disk: Name = ""
 
 
 class Report(_ControlMessage, frozen=True, tag="report"):
@@ -147,6 +150,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
         timed: True to have the confirmation say when it was sent.
         clock: The seconds by which the broker's clock is ahead of the worker's, and how far that may be wrong; None if
             it is not known.
+        copies: What the worker knows of transfers of snapshots.
     """
 
     incarnation: Count
@@ -179,6 +183,7 @@ class Report(_ControlMessage, frozen=True, tag="report"):
     memory: Count = 0
     timed: bool = False
     clock: tuple[float, float] | None = None
+    copies: CopyReport = NO_COPIES
 
     @property
     def waiting(self) -> bool:
@@ -301,17 +306,6 @@ class Confirmed(_ControlMessage, frozen=True, tag="heard"):
     at: float = 0.0
 
 
-class Trim(_ControlMessage, frozen=True, tag="trim"):
-    """An announcement that checkpoint `step` is complete.
-
-    Queues may be trimmed to it and older snapshots deleted, except those of step `best`, which is that of the best
-    round of evaluation before `step`. In a run without snapshots: every stage has finished the steps before `step`.
-    """
-
-    step: int
-    best: Count | None = None
-
-
 class ScheduleOrders(_ControlMessage, frozen=True, tag="orders"):
     """The schedules of a run's steps, in a run that chooses them: all `orders` so far.
 
@@ -396,5 +390,5 @@ class Answer(_ControlMessage, frozen=True, tag="answer"):
 
 Request = StopRun | PauseRun | LeaveWorker
 ToBroker = Hello | Report | Failed | Finished | Goodbye | Declined | Peeked | Exited | Ask | Request | KeyChange
-_Order = Hold | Leave | Look
+_Order = Copying | Hold | Leave | Look
 FromBroker = Assigned | Standby | Peers | Confirmed | Trim | ScheduleOrders | _Order | Stop | Refused | Answer

@@ -9,7 +9,8 @@ from typing import Any
 from msgspec import UNSET, UnsetType
 
 from .answers import AnswerFacts
-from .history_answers import RecoveryFacts
+from .copies_answer import CopyFacts
+from .history_answers import BubbleFact, RecoveryFacts
 from .pauses import PauseFacts
 
 
@@ -139,13 +140,6 @@ class LimitingFact(AnswerFacts, frozen=True, kw_only=True):
     worker: int
     stages: list[str]
     busy: float
-
-
-class BubbleFact(AnswerFacts, frozen=True, kw_only=True):
-    """Share of a step in which the busiest worker does not compute, as measured and as planned for equal stages."""
-
-    measured: float | None
-    planned: float | None
 
 
 class SlowFacts(AnswerFacts, frozen=True, kw_only=True):
@@ -347,6 +341,7 @@ class StatusFacts(AnswerFacts, frozen=True, kw_only=True):
         losses: Kept losses by step.
         metrics: Metrics of the newest round of evaluation.
         checkpoint: Step of the newest complete checkpoint; None in a run without snapshots.
+        copies: Copies of snapshots, by stage; none in a run without them.
         listening: True while a broker that was started again waits for the workers.
         recollecting: True while a broker without records asks the workers how far the run is.
         damaged: Damaged snapshots.
@@ -397,4 +392,5 @@ class StatusFacts(AnswerFacts, frozen=True, kw_only=True):
     fault: str | UnsetType = UNSET
     declined: list[dict[str, Any]] | UnsetType = UNSET
     pace: PaceFact | UnsetType = UNSET
+    copies: list[CopyFacts] | UnsetType = UNSET
     result: dict[str, Any] | UnsetType = UNSET

@@ -39,6 +39,7 @@ from stageline.broker.keys.changes import KeyChange
 from stageline.pipeline.errors import ExitCode
 
 from . import (
+    copying,
     leaving,
     pausing,
     peeks,
@@ -268,6 +269,7 @@ class Coordinator:
             registration.promote(run, now)
             supervision.check_empty_places(run, now)
             self._trim(now)
+            copying.tick(run, now)
             self._order(now)
 
     def _pause(self, now: float) -> None:

@@ -103,6 +103,7 @@ class MemberPlace:
         run.replacements.pending[member.index] = Replacement(
             member.index, now, why, member.pid, now, how_lost(loss), member.host, left
         )
+        run.checkpoints.lose_copies(member.index)
         records.go_back(run, [member], member.stages, loss.why, now)
         run.events.infos.append(f"{why}. Its replacement begins at step {run.checkpoints.complete}")
         return ""

@@ -19,6 +19,7 @@ from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.evaluation import Standing
 from stageline.pipeline.schedule import ONCE_PER_STEP, Schedule
 
+from .copying import told_copies
 from .measuring import measures
 from .pacing import course, history, number, pace_of, slow, timetable
 from .pausing import told
@@ -103,6 +104,7 @@ def _status(run: RunState, of: Mapping[str, str], now: float) -> Facts:
         "best": _best(run.evaluations.standing()),
         "stopped_early": outcome.reason if outcome and outcome.early else None,
         "checkpoint": run.checkpoints.complete if run.config.snapshots else None,
+        "copies": list(told_copies(run)),
         "listening": run.lifecycle.state is Life.RECONNECTING,
         "recollecting": run.lifecycle.state is Life.RECONCILING,
         "damaged": list(run.search.damages),

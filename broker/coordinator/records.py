@@ -22,6 +22,7 @@ from stageline.broker.control.messages import Exited, Report
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import EvaluationRecord, Event
 from stageline.broker.control.store import Fact, Store, StoredRun
+from stageline.broker.ledger.checkpoint_tracker import CheckpointTracker
 from stageline.broker.ledger.evaluations import Evaluations, fact_name, fact_of, stored_in
 from stageline.broker.ledger.ledger import Holder, IllegalTransition, Ledger
 from stageline.broker.ledger.losses import Replacement, Replacements, Standstill
@@ -29,7 +30,7 @@ from stageline.broker.ledger.member import Member, MemberStatus
 from stageline.broker.ledger.milestones import Milestone, Milestones
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.pauses import PauseBook
-from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch, lost_attempts
+from stageline.broker.ledger.recovery import LostAttempt, StartSearch, lost_attempts
 from stageline.broker.ledger.registry import Registry
 from stageline.broker.ledger.trend import Trend
 
@@ -105,6 +106,8 @@ def restored(run: str, config: RunConfig, store: Store, stored: StoredRun, now: 
         kept = msgspec.convert(facts[_REGISTRY], _Progress)
     ledger = Ledger(schedule.copies, schedule.microbatches, config.log_every, last=schedule.stages - 1)
     ledger.restore(stored.finished, stored.losses)
+    if kept.checkpoints.settled < 0:
+        kept.checkpoints.settle()
     ledger.reach(kept.checkpoints.complete)  # a checkpoint found on the disks may be ahead of the records
     replacements = Replacements(kept.replacing.gaps)
     replacements.in_a_row.update(dict(kept.replacing.in_a_row))

@@ -200,7 +200,7 @@ def _inform(run: RunState, member: Member) -> None:
             run.broadcast(peers_of(run))
         else:
             run.outgoing.append((member.sender, peers_of(run)))
-    complete = run.checkpoints.complete if run.config.snapshots else 0
+    complete = run.checkpoints.announced if run.config.snapshots else 0
     if complete and (announcement := run.announcement(complete)) is not None:
         run.outgoing.append((member.sender, announcement))
 
@@ -366,7 +366,7 @@ def _has_ends(config: RunConfig, queue: Queue) -> bool:
 
 
 def _between(queues: Iterable[Queue], index: int, other: int) -> dict[str, Queue]:
-    return {queue.name: queue for queue in queues if {queue.producer, queue.consumer} == {index, other}}
+    return {each.name: each for each in queues if {each.producer, each.consumer} == {index, other} and not each.copies}
 
 
 def _differences(ours: Mapping[str, Queue], theirs: Mapping[str, Queue]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from stageline.broker.ledger.member import Member
 from stageline.broker.ledger.milestones import Milestone
 from stageline.pipeline.errors import ExitCode
 
-from . import records
+from . import copying, records
 from .script_calls import note_calls
 from .shutdown import update_outcome
 from .state import RunState
@@ -67,8 +67,9 @@ def ingest(run: RunState, member: Member, report: Report, now: float) -> Sequenc
         run.pace.reached(run.ledger.finished_floor, now)
         member.counted.update(record.stage for record in found.steps)
     found.illegal.extend(_add_evaluations(run, report, member))
-    if report.snapshots or (found.steps and run.checkpoints.awaits_steps):
-        found.illegal.extend(record_snapshots(run, report, member))
+    copied = copying.note(run, member, report) if report.copies.states else False
+    if report.snapshots or copied or (found.steps and run.checkpoints.awaits_steps):
+        found.illegal.extend(record_snapshots(run, report, member, copied=copied))
         if run.outcome is not None:
             update_outcome(run, run.outcome)
     for error in found.illegal:
@@ -111,22 +112,24 @@ def newer_knowledge(run: RunState, report: Report, member: Member) -> str:
     return ""
 
 
-def record_snapshots(run: RunState, report: Report, member: Member) -> list[IllegalTransition]:
+def record_snapshots(run: RunState, report: Report, member: Member, *, copied: bool = False) -> list[IllegalTransition]:
     """Record the snapshots that a worker reports, and complete a checkpoint if possible. Return the illegal ones.
 
     Args:
         run: The state.
         report: The report.
         member: Its sender.
+        copied: True if the report told of a new copy, which is recorded already.
     """
     told_of = [] if run.digests.differed else report.snapshots  # later ones contain what came of the difference too
     illegal = {each: wrong for each in told_of if (wrong := _wrong_with(run, each, report, member))}
     added = [run.checkpoints.add(*each) for each in told_of if each not in illegal]
-    completed = run.checkpoints.advance(run.ledger.finished_floor)
+    copying.choose_holders(run)  # a broker that has lost its records may not have done so yet
+    completed = run.checkpoints.advance(run.ledger.finished_floor, copied=run.outcome is None)
     if completed:
         run.replacements.in_a_row.clear()
         run.milestones.append(Milestone("checkpoint", member.last_seen, run.checkpoints.complete))
-    if completed or any(added):
+    if completed or copied or any(added):
         records.save(run)
     return [IllegalTransition(wrong) for wrong in illegal.values()]
 

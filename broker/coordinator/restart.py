@@ -181,6 +181,8 @@ def _resume(run: RunState, now: float) -> None:
     lost = list(run.registry.members.values())
     run.registry.free_all()
     run.replacements.clear()
+    for member in lost:
+        run.checkpoints.lose_copies(member.index)
     records.go_back(run, lost, range(run.config.schedule.copies), "ended before the run was resumed", now)
     run.store.put(RESUMED, {})
     newest = run.checkpoints.complete
@@ -224,7 +226,7 @@ def _open(run: RunState) -> None:
     if run.checkpoints.complete < _floor(run):
         _refuse(run, [])
     elif starts_at_checkpoint(run):
-        run.search.verify(run.checkpoints.complete, _floor(run))
+        run.search.verify(run.checkpoints.complete, _floor(run), run.config.neighbours)
         run.lifecycle.move(RunEvent.CHECKPOINT_UNVERIFIED)
     else:
         run.lifecycle.move(RunEvent.START_KNOWN)

@@ -21,6 +21,8 @@ from stageline.broker.ledger.losses import Leases
 from stageline.broker.ledger.recovery import EarlierRun
 from stageline.pipeline.evaluation import Criterion
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.copies import copy_groups
+from stageline.pipeline.program import Neighbours, neighbours_of
 from stageline.pipeline.schedule import Placement, Schedule
 
 RESUMED, _RUN = "resumed", "run"  # names of facts
@@ -220,6 +222,7 @@ class RunConfig:
     schedule_memory: int | None = None  # bytes that a worker may take, in a run that chooses its schedule
     access: Access = OPEN
     queues: str = "memory://"  # address of the workers' queues
+    neighbours: Neighbours = ()  # places whose workers may hold copies of snapshots, for each place
 
     @property
     def placement(self) -> Placement:
@@ -296,6 +299,7 @@ class RunConfig:
             keeps_best=plan.keeps_best,
             schedule_memory=plan.schedule.memory if plan.schedule.is_auto else None,
             queues=plan.queues.url,
+            neighbours=neighbours_of(len(plan.workers), copy_groups(plan)),
         )
 
 

@@ -164,5 +164,6 @@ def _finish(run: RunState, now: float) -> None:
     reason = "all steps are done" if early is None else early.reason
     outcome = RunOutcome(RunPhase.FINISHED, reason, ExitCode.OK, digest, early=early is not None)
     run.learn_steps(run.ledger.finished_floor)
+    run.checkpoints.advance(run.ledger.finished_floor, copied=False)  # nothing is deleted any more
     records.keep_observation(run, now)  # first: records that say that the run has finished have its whole result
     run.end(RunEvent.ALL_FINISHED, outcome)

@@ -28,11 +28,14 @@ from enum import StrEnum
 
 import msgspec
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.leaves import LeaveWorker
-from stageline.broker.control.messages import Declined, FromBroker, Hello, Trim
+from stageline.broker.control.messages import Declined, FromBroker, Hello
 from stageline.broker.control.protocol import RunKeys
 from stageline.broker.control.records import LONGEST_NAME, RunLength
 from stageline.broker.control.store import Store
+from stageline.broker.ledger.checkpoint_tracker import CheckpointTracker
+from stageline.broker.ledger.copies import CopyBook
 from stageline.broker.ledger.counters import RunCounters
 from stageline.broker.ledger.evaluations import Evaluations
 from stageline.broker.ledger.ledger import Ledger, QueueDigests
@@ -41,7 +44,7 @@ from stageline.broker.ledger.member import MemberStatus
 from stageline.broker.ledger.milestones import Milestones
 from stageline.broker.ledger.orders import OrderBook
 from stageline.broker.ledger.pauses import PauseBook
-from stageline.broker.ledger.recovery import CheckpointTracker, LostAttempt, StartSearch
+from stageline.broker.ledger.recovery import LostAttempt, StartSearch
 from stageline.broker.ledger.registry import Registry
 from stageline.broker.ledger.script import ScriptMember, script_among
 from stageline.broker.ledger.trend import Trend
@@ -249,6 +252,7 @@ class RunState:
     events: EventLog = field(default_factory=EventLog)
     peeks: dict[int, PendingPeek] = field(default_factory=dict)  # questions that were passed on, by their numbers
     fault: str = ""  # what the broker itself cannot do for now, continuing "the broker"
+    copies: CopyBook = field(default_factory=CopyBook)  # transfers of snapshots between workers
     pace: RunPace = field(default_factory=RunPace)  # the times of the newest steps
     counters: RunCounters = field(default_factory=RunCounters)  # since this broker began
     slowness: KeptAnswer = field(default_factory=KeptAnswer)  # the newest answer to why the run is slow
@@ -289,7 +293,7 @@ class RunState:
     @property
     def trimmable(self) -> int:
         """The step before which neither a worker nor a replacement needs a message."""
-        return self.checkpoints.complete if self.config.snapshots else self.ledger.finished_floor
+        return self.checkpoints.announced if self.config.snapshots else self.ledger.finished_floor
 
     @property
     def rounds(self) -> Rounds | None:

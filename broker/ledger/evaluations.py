@@ -9,7 +9,7 @@ from math import isfinite
 
 import msgspec
 
-from stageline.broker.control.messages import Trim
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.records import EvaluationRecord
 from stageline.broker.control.store import Fact
 from stageline.broker.errors import BrokerError

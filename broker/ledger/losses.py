@@ -122,7 +122,7 @@ class Standstill:
         """
         reports = [member.report for member in members if member.status is MemberStatus.PRESENT]
         waiting = [report for report in reports if report is not None and report.waiting]
-        actions = sum(report.actions for report in waiting)
+        actions = sum(report.actions + report.copies.chunks for report in waiting)
         if not reports or len(waiting) < len(reports) or actions != self._actions:
             self._actions, self._since = actions, now
         return now - self._since

@@ -113,6 +113,7 @@ class Member:
     labels: tuple[str, ...] = ()  # its stages for people, where stages have replicas: "1.0", "1.1"
     queues: tuple[Queue, ...] = ()  # that it has an end of, as it has told
     notes: dict[str, bytes] = field(default_factory=dict)  # for the other parties, by the key that opens each
+    disk: str = ""  # a name that its run's folder has for itself alone; "" until it is told
     pace: QueuePace = field(default_factory=QueuePace)  # of its queues
 
     @property
@@ -227,6 +228,7 @@ class Member:
         self.sender, self.endpoint, self.last_seen = sender, hello.endpoint, now
         self.queues = hello.queues or self.queues
         self.notes = hello.notes or self.notes
+        self.disk = hello.disk or self.disk
         self.aware = self.aware or hello.incarnation == self.incarnation
         if not self.introduced and (self.aware or hello.endpoint):
             self.introduced, self.last_progress = True, now  # from here on it is expected to make progress

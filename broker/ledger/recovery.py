@@ -1,13 +1,4 @@
-"""The steps at which stages begin again: the complete checkpoint, and decisions about lost records and resumed runs.
-
-`CheckpointTracker` knows the newest step that every stage could go back to, from the snapshots on the disks:
-
-    stage 0    20  40  60
-    stage 1    20  40              complete: 40, once the losses before step 40 are stored
-    stage 2    20  40      80
-
-A stage that is given to another worker has the complete checkpoint, which that worker starts from, and nothing newer:
-counting a snapshot of its former owner would complete a checkpoint that the new owner has yet to reach.
+"""The steps at which stages begin again: decisions about lost records and resumed runs.
 
 `Reconciliation` decides when the broker's records are lost or stale. Then the workers and the disks are the records.
 For a lease, Hellos are collected and nothing else is decided:
@@ -45,49 +36,8 @@ from stageline.broker.control.records import WorkerRecord
 from stageline.broker.ledger.ledger import Ledger, MicrobatchPosition, MicrobatchState
 from stageline.broker.ledger.member import Member, stages_label
 from stageline.broker.ledger.registry import Contact, ProcessKey, process_key
+from stageline.pipeline.program import Neighbours
 from stageline.pipeline.schedule import Placement
-
-
-class CheckpointTracker(msgspec.Struct):
-    """A record of snapshots. `complete`, 0 (the initial weights) before any snapshot, goes back in `reset` only."""
-
-    complete: int
-    newer: list[set[int]]  # [stage]: steps of snapshots after `complete`
-    awaits_steps: bool = False  # all stages have a snapshot of a newer step, before which not all steps are reported
-
-    @property
-    def candidates(self) -> set[int]:
-        """The steps after `complete` of which every stage has a snapshot."""
-        return set.intersection(*self.newer)
-
-    def add(self, stage: int, step: int) -> bool:
-        """Note that the stage's owner has written its snapshot of `step`. Returns False if that was known."""
-        if step <= self.complete or step in self.newer[stage]:
-            return False
-        self.newer[stage].add(step)
-        return True
-
-    def forget(self, stages: Iterable[int]) -> None:
-        """Forget the snapshots of stages that have lost their owners."""
-        for stage in stages:
-            self.newer[stage].clear()
-            self.awaits_steps = False  # no step has snapshots of all stages now
-
-    def reset(self, step: int) -> None:
-        """Set `complete` to `step`: the records are lost, or newer snapshots are damaged."""
-        self.complete = step
-        self.forget(range(len(self.newer)))
-
-    def advance(self, finished: int) -> bool:
-        """Complete the newest candidate that is at most `finished`, the steps reported by all stages. True if done."""
-        candidates = self.candidates
-        reported = [step for step in candidates if step <= finished]
-        self.awaits_steps = max(candidates, default=0) > finished
-        if not reported:
-            return False
-        self.complete = max(reported)
-        self.newer = [{step for step in steps if step > self.complete} for steps in self.newer]
-        return True
 
 
 def is_gone(step: int, stages: Iterable[int], snapshots: Collection[tuple[int, int]]) -> bool:
@@ -246,8 +196,8 @@ class Reconciliation:
             return None if self.unknown else ReconciledState(self._newest, {})
         if now < self._ends or (self.unknown and not self._at_the_beginning):
             return None
-        step = self._newest
         announced = max((memory.complete for _, memory in owners.values()), default=0)
+        step = self._safest(announced) if self._copies else self._newest
         if step < announced:
             return ReconciledState(step, {})
         kept = {index: owner for index, (owner, memory) in owners.items() if memory.step >= step}
@@ -273,19 +223,46 @@ class Reconciliation:
         return {snapshot for hello in self._hellos for snapshot in hello.snapshots or ()}
 
     @property
+    def _copies(self) -> bool:
+        """True if owners make copies for each other, on disks of their own."""
+        owners = [owner.hello for owner, _ in self._owners.values()]
+        disks = {hello.disk for hello in owners if any(queue.copies for queue in hello.queues)}
+        return len(disks - {""}) > 1
+
+    def _safest(self, announced: int) -> int:
+        """Return the newest step, from the `announced` one on, of which all snapshots are on two disks.
+
+        If there is none, the announced one has been copied before, unless a holder is lost. Owners that run go on
+        whatever the step; and a disk may be lost now.
+        """
+        stages = [stage for each in self._placement for stage in each]
+        twice = [step for step in self._common if step >= announced and all(self._is_copied(at, step) for at in stages)]
+        return max(twice, default=announced if announced in self._common else self._newest)
+
+    def _is_copied(self, stage: int, step: int) -> bool:
+        return len({hello.disk for hello in self._hellos if (stage, step) in (hello.snapshots or ())} - {""}) > 1
+
+    @property
+    def _common(self) -> set[int]:
+        return set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each))
+
+    @property
     def _newest(self) -> int:
-        return max(set.intersection(*({0, *self._steps_of(stage)} for each in self._placement for stage in each)))
+        return max(self._common)
 
     def _steps_of(self, stage: int) -> set[int]:
         """Return the steps of which a stage has snapshots.
 
         The list of its owner counts if there is one: the owner keeps training meanwhile, so others may have seen a
-        newer snapshot, and the owner would look behind.
+        newer snapshot, and the owner would look behind. Of steps that the owner has finished, it may be another
+        worker that has the snapshot: a copy, if the owner began with an empty disk.
         """
         index = next(k for k, stages in enumerate(self._placement) if stage in stages)
-        owner = self._owners.get(index)
+        owner, everywhere = self._owners.get(index), {step for each, step in self._snapshots if each == stage}
         own = None if owner is None else owner[0].hello.snapshots
-        return {step for each, step in (self._snapshots if own is None else own) if each == stage}
+        if owner is None or own is None:
+            return everywhere
+        return {step for each, step in own if each == stage} | {each for each in everywhere if each <= owner[1].step}
 
     @property
     def _at_the_beginning(self) -> bool:
@@ -312,7 +289,8 @@ class ResumePoint:
 class CheckpointPoll:
     """A verification of all snapshots of `step`, with the `damages` found in those of the steps `tried`.
 
-    The run does not begin below `floor`, although it may keep an older checkpoint, that of the best evaluation.
+    The run does not begin below `floor`, although it may keep an older checkpoint, that of the best evaluation. A copy
+    counts that is on the disk of one of the `neighbours`, which are given for each place.
     """
 
     placement: Placement
@@ -320,6 +298,7 @@ class CheckpointPoll:
     damages: tuple[str, ...] = ()
     tried: frozenset[int] = frozenset()
     floor: int = 0
+    neighbours: Neighbours = ()
 
     def absent(self, hellos: Iterable[Hello]) -> list[int]:
         """Return the indexes for which no worker has verified its snapshots yet."""
@@ -347,28 +326,28 @@ class CheckpointPoll:
         return hello.inspection is not None and hello.inspection.step == self.step
 
     def _unusable(self, read: list[Hello]) -> list[int]:
-        """Return the stages whose snapshot no worker that may have their place can read."""
+        """Return the stages whose snapshot no worker can read that may have their place, or may hold copies for it."""
         return [
             stage
             for index, stages in enumerate(self.placement)
             for stage in stages
-            if not any(hello.inspection and stage in hello.inspection.stages for hello in _fit(index, read))
+            if not any(hello.inspection and stage in hello.inspection.stages for hello in self._able(index, read))
         ]
 
     def _others(self, read: list[Hello]) -> set[int]:
         """Return the steps that were not tried, and of which there are snapshots of all stages."""
         seen = [
-            {step for hello in _fit(index, read) for of, step in hello.snapshots or () if of == stage}
+            {step for hello in self._able(index, read) for of, step in hello.snapshots or () if of == stage}
             for index, stages in enumerate(self.placement)
             for stage in stages
         ]
         found = set.intersection(*seen) - self.tried - {0, self.step}
         return {step for step in found if step >= self.floor}
 
-
-def _fit(index: int, read: list[Hello]) -> list[Hello]:
-    """Return the Hellos of workers that may have the place."""
-    return [hello for hello in read if hello.claim in (None, index)]
+    def _able(self, index: int, read: list[Hello]) -> list[Hello]:
+        """Return the Hellos of workers that may have the place, or may hold copies for it."""
+        places = (index, *(self.neighbours[index] if index < len(self.neighbours) else ()))
+        return [hello for hello in read if hello.claim is None or hello.claim in places]
 
 
 class StartSearch:
@@ -384,9 +363,15 @@ class StartSearch:
         """Begin to ask all workers and disks, for `lease` seconds at least."""
         self.reconciliation = Reconciliation(self.poll.placement, lease, now, resumed=resumed)
 
-    def verify(self, step: int, floor: int) -> None:
-        """Begin to ask all workers for their snapshots of `step`; the run does not begin below step `floor`."""
-        self.poll = CheckpointPoll(self.poll.placement, step, floor=floor)
+    def verify(self, step: int, floor: int, neighbours: Neighbours = ()) -> None:
+        """Begin to ask all workers for their snapshots of `step`.
+
+        Args:
+            step: Step of the checkpoint that is tried first.
+            floor: Step below which the run does not begin.
+            neighbours: Places whose workers may hold copies, for each place.
+        """
+        self.poll = CheckpointPoll(self.poll.placement, step, floor=floor, neighbours=neighbours)
 
     def follow(self, found: ResumePoint | CheckpointPoll) -> list[str]:
         """Note the result of the poll, or continue with the next poll. Return the damages that were new."""

@@ -24,9 +24,10 @@ from .script import kind_of_member
 # What a store keeps of a member.
 _STORED = (
     "index", "incarnation", "name", "host", "pid", "endpoint", "introduced", "aware", "start", "generation", "former",
-    "token", "promoted", "queues", "notes",
+    "token", "promoted", "queues", "notes", "disk",
 )  # fmt: skip
 
+_TOLD = ("name", "host", "pid", "endpoint", "token", "queues", "notes", "disk")  # in its Hello
 NEVER: Mapping[int, int] = MappingProxyType({})  # no place's worker was replaced
 ProcessKey = tuple[str, str, int, str]
 
@@ -270,7 +271,10 @@ class Registry:
         self.members[index] = kind_of_member(self.placement[index])(
             index=index,
             incarnation=self.incarnation,
-            **{name: getattr(hello, name) for name in ("name", "host", "pid", "endpoint", "token", "queues", "notes")},
+            **{
+                name: getattr(hello, name)
+                for name in ("name", "host", "pid", "endpoint", "token", "queues", "notes", "disk")
+            },
             last_seen=now,
             start=start,
             sender=contact.sender,

@@ -313,6 +313,8 @@ class Receiver:
 
     def rewind(self, number: int) -> None:
         """Accept message `number` next, and forget the accepted ones that were not taken."""
+        if number > self.next:  # their numbers are not those before it
+            self._fingerprints.clear()
         self.ready.clear()
         self.next = number
         self.failures = 0

@@ -81,6 +81,7 @@ class QueueEnds(ABC):
         self._replies = RetentionBudget(
             options.retain_bytes // REPLIES, UNLIMITED, options.spill_folder, self._wait_for_room
         )
+        self._copies = RetentionBudget()  # views of files, a window of each at most
         self._local = MemoryQueues(run, self._budget)
         self.digests: deque[StepDigest] = deque(maxlen=DIGESTS)
         self._looking = Looking(processors())
@@ -109,7 +110,8 @@ class QueueEnds(ABC):
             if queue.is_local:
                 self._outbounds[queue.name] = self._local.outbound(queue)
             else:
-                log = Log(self.run, queue, self._replies if queue.answers else self._budget)
+                budget = self._copies if queue.copies else self._replies if queue.answers else self._budget
+                log = Log(self.run, queue, budget)
                 self._outbounds[queue.name] = self._new_outbound(log)
         return self._outbounds[queue.name]
 

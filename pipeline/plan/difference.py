@@ -30,6 +30,8 @@ UNCOUNTED = frozenset(
         "recovery.lease",
         "recovery.action",
         "recovery.loading",
+        "recovery.copies",
+        "recovery.copy_bandwidth",
         "recovery.restarts",
         "recovery.record",
         "broker.url",

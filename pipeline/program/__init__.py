@@ -9,6 +9,7 @@ A schedule is compiled by passes, each of which holds all that one feature adds 
     evaluation.py   evaluated batches, and the verdict after each round of them
     replays.py      steps that replay what leaves the frozen first stages
     script.py       a script's calls, losses and replies
+    copies.py       copies of snapshots on the disk of another worker
 
 `additions.py` checks what a feature of the user's has added. `verdict.py` proves that a schedule's program is complete,
 in order and free of deadlock, and computes its times and its peaks in memory (`complete.py`, `timing.py`).
@@ -20,6 +21,7 @@ from .additions import adding_pass, fault_of_additions
 from .base import compile_program
 from .clipping import NormClipping
 from .complete import Disordered, Incomplete, UnsoundSchedule
+from .copies import CHUNKS, Neighbours, SnapshotCopies, neighbours_of
 from .evaluation import Evaluation
 from .operations import Instruction, Op, Per, Queue, QueueName
 from .program import OpLists, Pass, Program, StepLists
@@ -31,6 +33,7 @@ from .timing import Costs, Deadlock, Timed
 from .verdict import Verdict, check_schedule
 
 __all__ = [
+    "CHUNKS",
     "CacheUse",
     "Costs",
     "Deadlock",
@@ -38,6 +41,7 @@ __all__ = [
     "Evaluation",
     "Incomplete",
     "Instruction",
+    "Neighbours",
     "NormClipping",
     "Op",
     "OpLists",
@@ -48,6 +52,7 @@ __all__ = [
     "QueueName",
     "Replays",
     "ScriptCalls",
+    "SnapshotCopies",
     "StepLists",
     "SumExchange",
     "Tied",
@@ -60,4 +65,5 @@ __all__ = [
     "check_schedule",
     "compile_program",
     "fault_of_additions",
+    "neighbours_of",
 ]

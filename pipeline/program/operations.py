@@ -8,6 +8,7 @@ backward-1             gradients, from stage 2 to stage 1
 forward-2.1-from-1.0   where stages have replicas: from copy 1.0 to copy 2.1
 evaluation-2           activations of evaluated batches, from stage 1 to stage 2
 call-1, reply-1        from a script to worker 1, and back
+copies-0-1             snapshots, from worker 0 to worker 1
 """
 
 import re
@@ -35,6 +36,7 @@ class Per(StrEnum):
     ROUND = "round"  # of evaluation
     CALL = "call"  # of a script
     REPLY = "reply"  # to a script's calls that do not train
+    CHUNK = "chunk"  # of snapshots; no step has a fixed number of them
 
     __hash__ = str.__hash__
 
@@ -44,7 +46,13 @@ class Per(StrEnum):
         return self in (Per.MICROBATCH, Per.EVALUATED)
 
 
-_UNITS = {Per.CALL: "call", Per.REPLY: "reply", Per.EVALUATED: "evaluated batch", Per.ROUND: "round"}
+_UNITS = {
+    Per.CALL: "call",
+    Per.REPLY: "reply",
+    Per.EVALUATED: "evaluated batch",
+    Per.ROUND: "round",
+    Per.CHUNK: "chunk",
+}
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -135,9 +143,14 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
         return self.producer == self.consumer
 
     @property
+    def copies(self) -> bool:
+        """True if the queue carries snapshots, and nothing that is computed."""
+        return self.per is Per.CHUNK
+
+    @property
     def answers(self) -> bool:
         """True if the queue brings a script the results of its calls."""
-        return self.source is None and self.target is None and self.per is not Per.CALL
+        return self.source is None and self.target is None and self.per in (Per.STEP, Per.REPLY)
 
     def differing(self, other: "Queue") -> str:
         """Return the first attribute in which the queue differs from `other` of its name, "" if there is none.

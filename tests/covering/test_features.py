@@ -119,6 +119,8 @@ def is_in_table(one: Choice, other: Choice) -> bool:
 
 
 ROWS = covering_rows(FEATURES, is_refused)
+IN_PROCESSES = [row for row in ROWS if row["run"] == "processes"]
+MARKED = [pytest.param(row, marks=[pytest.mark.slow] if row in IN_PROCESSES[4:] else []) for row in ROWS]
 
 
 @dataclass(frozen=True)
@@ -339,7 +341,7 @@ def test_rows_have_every_pair_that_is_not_refused() -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(row.values()).replace(" ", "_"))
+@pytest.mark.parametrize("row", MARKED, ids=lambda row: "-".join(row.values()).replace(" ", "_"))
 def test_features_together_have_the_bits_of_a_plain_loop(row: Row, fork_server: ForkServer, tmp_path: Path) -> None:
     expected = plain(row)
     match row["run"]:

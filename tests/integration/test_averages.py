@@ -301,6 +301,7 @@ def test_a_plan_without_averages_says_so(workspace: Workspace, capsys: pytest.Ca
     assert not list(workspace.folder.glob("out*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["safetensors", "stages"])
 def test_averages_are_exported_in_the_forms_of_weights(form: str, workspace: Workspace) -> None:
     _, averages = _reference(TIED)

@@ -94,6 +94,7 @@ def test_workers_are_killed_while_norms_are_on_their_way(
     assert outcome["facts"]["weights_sha256"] == _tied_and_clipped("microbatch").weights_sha256
 
 
+@pytest.mark.slow
 def test_a_script_of_processes_is_told_the_norm_of_each_step(workspace: Workspace) -> None:
     model = SMALL_MODELS["transformer"].build
     plain = _plain("transformer", model(), MOST)

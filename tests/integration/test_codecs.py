@@ -83,6 +83,7 @@ def test_a_queue_can_have_a_codec_of_its_own_and_the_placement_changes_nothing(
 KILLS: Sequence[Kill] = [("worker-0", 23), ("worker-1", 31)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "url",
     ["shm://", *(pytest.param(url, marks=pytest.mark.slow) for url in ("ipc://", "tcp://127.0.0.1:0", "redis"))],

@@ -69,6 +69,7 @@ def told(text: str) -> tuple[str, float, float]:
     return found["weights_sha256"], found["loss"], found["metrics"]["accuracy"]
 
 
+@pytest.mark.slow
 def test_readers_in_every_worker_give_the_weights_of_one_process_without_them(plan: Workspace) -> None:
     assert result(plan, "data.num_workers=1") == result(plan, "queues.url=memory://")
 

@@ -350,6 +350,7 @@ def test_a_run_that_was_killed_before_its_early_end_is_resumed_and_ends_there(fo
     assert resumed["facts"]["weights_sha256"] == plain.weights_sha256
 
 
+@pytest.mark.slow
 def test_the_result_says_why_the_run_ended_early(workspace: Workspace, capsys: pytest.CaptureFixture[str]):
     sets = ("--set", "queues.url=memory://", "--set", "evaluation.patience=2")
     assert workspace.here("train", str(PLAN), "--json", *sets) == 0

@@ -109,6 +109,7 @@ def test_a_killed_train_leaves_nothing_in_the_folder_for_temporary_files(workspa
     assert left_in(workspace.temporary) == []
 
 
+@pytest.mark.slow
 def test_a_killed_worker_that_was_started_by_hand_leaves_nothing_after_the_next_start(workspace: Workspace) -> None:
     sets = ("--set", "queues.url=ipc://", "--set", f"broker.url=ipc://{workspace.temporary}/broker")
     broker = workspace.start("broker", ".", *sets)

@@ -171,6 +171,7 @@ KILLS: dict[str, tuple[Kill, ...]] = {
 DEFAULT = ("undisturbed", "one of each")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in KILLS]
 )

@@ -10,6 +10,7 @@ from time import time_ns
 
 import pytest
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Exited,
@@ -23,7 +24,6 @@ from stageline.broker.control.messages import (
     Stop,
     StopRun,
     ToBroker,
-    Trim,
 )
 from stageline.broker.control.protocol import encode
 from stageline.broker.control.records import StepRecord

@@ -180,6 +180,7 @@ def redis() -> Iterator[RedisServer]:
 BELOW, TRAINED, ABOVE = ("worker-0", 23), ("worker-2", 35), ("worker-4", 30)  # in the middle of a step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("over_redis", "kills", "sets"),
     [

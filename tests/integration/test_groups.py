@@ -54,6 +54,7 @@ def losses(facts: dict[str, Any]) -> list[float]:
     return [facts["losses"][str(step)] for step in range(6)]
 
 
+@pytest.mark.slow
 def test_a_sharded_stage_whose_leader_is_killed_has_the_bits_of_the_unsplit_run(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def gone(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 def test_a_kept_worker_that_is_stopped_is_killed_and_started_again_to_the_same_bits(workspace: Workspace) -> None:
     run = RunWithLeavers(workspace, "tcp://127.0.0.1:0", **{"recovery.lease": 3.0, "recovery.restarts": 9})

@@ -17,6 +17,7 @@ def redis() -> Iterator[RedisServer]:
         yield server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("transport", "by"),
     [
@@ -51,6 +52,7 @@ def test_a_worker_that_leaves_saves_its_step_frees_its_place_and_the_run_goes_on
     assert [each["step"] for each in milestones if each["what"] == "leave"] == steps[:2]
 
 
+@pytest.mark.slow
 def test_a_worker_that_does_not_finish_its_action_leaves_in_time_all_the_same(workspace: Workspace) -> None:
     run = RunWithLeavers(workspace, "tcp://127.0.0.1:0")
     run.trains_beyond(3)

@@ -145,6 +145,7 @@ def test_a_password_in_the_environment_reaches_all_workers_and_nothing_else(work
     assert SECRET not in errors + resumed.stdout + resumed.stderr
 
 
+@pytest.mark.slow
 def test_a_password_in_the_brokers_address_on_a_command_line_is_warned_of(
     workspace: Workspace, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -238,6 +238,7 @@ def test_ctrl_c_ends_all_processes_and_leaves_no_file(workspace: Workspace) -> N
     assert {path.name for path in workspace.folder.iterdir()}.isdisjoint({"y.safetensors", ".y.safetensors"})
 
 
+@pytest.mark.slow
 def test_an_evaluation_gives_the_metrics_that_the_run_ended_with(workspace: Workspace, run: Path) -> None:
     before = files(run)
     ended = workspace.command("eval", str(run), "--json")

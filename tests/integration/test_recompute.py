@@ -24,6 +24,7 @@ ADAM = partial(torch.optim.AdamW, lr=0.02)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "recompute"),
     [

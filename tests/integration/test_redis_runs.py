@@ -62,6 +62,7 @@ def cut_off_from_all(server: RedisServer) -> None:
     _tell(server, "CLIENT", "KILL", "TYPE", "normal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "happens",
     [
@@ -111,6 +112,7 @@ def test_a_server_that_begins_to_throw_keys_away_ends_the_run_by_name(
     assert "has maxmemory-policy allkeys-lru: it would throw messages away" in outcome["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "password", "why"),
     [

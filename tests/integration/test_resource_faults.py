@@ -81,6 +81,7 @@ def user_of(file: Path) -> int:
     raise AssertionError(f"no process has {file} open")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "reason"), [(no_descriptors, "Too many open files"), (no_space, "File too large")])
 def test_a_worker_that_cannot_write_its_snapshot_for_a_while_says_so_and_loses_no_bit(
     fork_server: ForkServer, tmp_path: Path, limit: Limit, reason: str

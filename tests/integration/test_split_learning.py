@@ -73,6 +73,7 @@ def reference_of(file: str, steps: int, batch_size: int, size: int, microbatches
     return reference.train(reference.recipe(EXERCISE, file=file, changes=changes, **sizes))
 
 
+@pytest.mark.slow
 def test_nothing_that_stays_is_among_the_bytes_between_the_processes(secrets: Workspace, tmp_path_factory) -> None:
     """All of them: between the workers, with the broker, and of commands that ask it."""
     taps = tmp_path_factory.mktemp("taps")

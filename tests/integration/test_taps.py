@@ -46,6 +46,7 @@ def undisturbed(fork_server: ForkServer, tmp_path_factory: pytest.TempPathFactor
     return folder / "run", outcome["facts"]
 
 
+@pytest.mark.slow
 def test_tapping_changes_no_bit_of_what_is_trained(
     undisturbed: tuple[Path, dict[str, Any]], fork_server: ForkServer, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def test_in_asynchronous_mode_killed_workers_leave_the_same_files(fork_server: F
     assert files(tmp_path / "killed" / "run") == files(tmp_path / "whole" / "run")
 
 
+@pytest.mark.slow
 def test_without_recovery_all_is_on_the_disk_at_the_end(
     undisturbed: tuple[Path, dict[str, Any]], fork_server: ForkServer, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def test_between_workers_a_bad_wire_changes_nothing(kind: str, fork_server: Fork
     assert len((plan.parent / "fired").read_text()) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick_is("cuts"))
 def test_to_a_redis_server_a_bad_wire_changes_nothing(kind: str, fork_server: ForkServer, tmp_path: Path) -> None:
     server, fired = shared_server(), []

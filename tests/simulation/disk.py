@@ -21,12 +21,13 @@ class Torn(SnapshotFailed):
 
 
 class Disk:
-    """Disk that all machines see together."""
+    """Disk that one machine sees, or all of them together."""
 
     folder = "the disk"
 
-    def __init__(self, placement: Placement) -> None:
+    def __init__(self, placement: Placement, name: str = "one disk") -> None:
         self.placement = placement
+        self.name = name
         self._kept: dict[tuple[int, int], Snapshot] = {}
         self._damaged: set[tuple[int, int]] = set()
 
@@ -59,10 +60,8 @@ class Disk:
     def steps(self, stage: int) -> list[int]:
         return sorted(step for of, step in self._kept if of == stage)
 
-    def common(self) -> set[int]:
-        """The steps of which all stages have a whole snapshot."""
-        stages = [stage for stages in self.placement for stage in stages]
-        return set.intersection(*({s for s in self.steps(stage) if self.is_whole(stage, s)} for stage in stages))
+    def whole(self, stage: int) -> set[int]:
+        return {step for step in self.steps(stage) if self.is_whole(stage, step)}
 
     def delete_before(self, stage: int, below: int, best: int | None = None) -> None:
         for step in self.steps(stage):
@@ -79,6 +78,35 @@ class Disk:
         self._damaged.discard((stage, step))
 
 
+class Disks:
+    """The disk of each machine: all have one, or each has its own, which may be lost with all that is on it."""
+
+    def __init__(self, placement: Placement, *, apart: bool) -> None:
+        self.sent: dict[str, Snapshot] = {}  # what the texts stand for that workers send each other
+        self._apart = apart
+        self._made = 0
+        self._placement = placement
+        self._disks: dict[str, Disk] = {}
+
+    def of(self, host: str) -> Disk:
+        key = host if self._apart else ""
+        if key not in self._disks:
+            self._made += 1
+            self._disks[key] = Disk(self._placement, f"disk {self._made} of {key}")
+        return self._disks[key]
+
+    def lose(self, host: str) -> None:
+        self._disks.pop(host, None)
+
+    def all(self) -> list[Disk]:
+        return list(self._disks.values())
+
+    def common(self) -> set[int]:
+        """The steps of which every stage has a whole snapshot on one of the disks."""
+        stages = [stage for stages in self._placement for stage in stages]
+        return set.intersection(*({s for d in self.all() for s in d.whole(stage)} for stage in stages))
+
+
 class SnapshotView:
     """A `SnapshotInventory`: the snapshots of `stages` are what one worker sees."""
 
@@ -86,6 +114,9 @@ class SnapshotView:
         self.placement = disk.placement
         self._disk = disk
         self._stages = stages
+
+    def disk(self, run: str) -> str:
+        return self._disk.name
 
     def snapshots(self, run: str) -> list[tuple[int, int]]:
         return [(stage, step) for stage in sorted(self._stages) for step in self._disk.steps(stage)]
@@ -96,12 +127,12 @@ class SnapshotView:
 
     def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
         there = [stage for stage, of in self.snapshots(run) if of == step]
-        stages = there if claim is None else self.placement[claim]
+        stages = there if claim is None else sorted({*self.placement[claim], *there})
         whole = [stage for stage in stages if self._disk.is_whole(stage, step)]
         return Inspection(step, whole, [f"stage {each}, step {step}" for each in stages if each not in whole])
 
     def abandon(self, assigned: Assigned) -> None:
-        for stage in self.placement[assigned.index]:
+        for stage in self._stages:
             self._disk.abandon(stage, assigned.step, assigned.since)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from simulation.clock import VirtualClock
-from simulation.disk import Disk
+from simulation.disk import Disks
 from simulation.network import Connection, Network
 from simulation.process import SimulatedProcess
 from simulation.scenario import Scenario
@@ -52,7 +52,7 @@ class Environment:
     clock: VirtualClock
     rng: random.Random
     network: Network
-    disk: Disk
+    disks: Disks
     fired: Counter[str]
     worked: Callable[[], None]  # called after every action
     bound: "dict[str, SimulatedQueues]" = field(default_factory=dict)

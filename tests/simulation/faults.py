@@ -22,6 +22,10 @@ def strike(world: "World", injection: Injection) -> bool:
             return world.kill_script()
         case PlannedFault.PAUSE_SCRIPT:
             return world.pause_script(injection.seconds)
+        case PlannedFault.LOSE_DISK:
+            return _lose_disks(world, 1)
+        case PlannedFault.LOSE_DISKS:
+            return _lose_disks(world, 2)
         case PlannedFault.PAUSE:
             return _pause(world, injection.seconds)
         case PlannedFault.HANG:
@@ -75,6 +79,18 @@ def _kill(world: "World", number: int) -> bool:
     for victim in victims:
         victim.end(-9)
     return bool(victims)
+
+
+def _lose_disks(world: "World", number: int) -> bool:
+    """The disks of so many workers, each of which holds the copies of the one before it."""
+    placed = sorted((worker for worker in world.workers if worker.place is not None), key=lambda worker: worker.place)
+    if len(placed) < number:
+        return False
+    first = world.environment.rng.randrange(len(placed))
+    for victim in (placed * 2)[first : first + number]:
+        victim.end(-9)
+        world.environment.disks.lose(victim.host)
+    return True
 
 
 def _kill_all(world: "World") -> bool:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from simulation.scenario import Scenario, drawn, drawn_script, with_leavers, with_pauses
+from simulation.scenario import Scenario, drawn, drawn_script, with_leavers, with_lost_disks, with_pauses
 from simulation.world import World
 
 
@@ -30,18 +31,26 @@ class Found:
     script: bool = False
     pauses: bool = False
     leavers: bool = False
+    disks: int = 0
 
     def __str__(self) -> str:
         flags = "".join(f" --{name}" for name in ("script", "pauses", "leavers") if getattr(self, name))
+        flags += f" --disks {self.disks}" if self.disks else ""
         return f"PYTHONPATH=tests python -m simulation.run_seeds --seed {self.seed}{flags}    # {self.wrong}"
 
 
 def simulate(
-    seed: int, *, script: bool = False, pauses: bool = False, leavers: bool = False, tell: bool = False
+    seed: int,
+    *,
+    script: bool = False,
+    pauses: bool = False,
+    leavers: bool = False,
+    disks: int = 0,
+    tell: bool = False,
 ) -> Found:
     """Runs one seed, with `script` as a run that a script drives. Whatever it raises shows that something is wrong;
-    `tell`: print where."""
-    world = World(_scenario(seed, script=script, pauses=pauses, leavers=leavers))
+    `disks`: 1, 2: one disk is lost at a time, or two may be; `tell`: print where."""
+    world = World(_scenario(seed, script=script, pauses=pauses, leavers=leavers, disks=disks))
     began = world.environment.clock.now
     wrong = ""
     try:
@@ -50,7 +59,7 @@ def simulate(
         wrong = f"{type(error).__name__}: {error}"
         if tell:
             traceback.print_exc()
-    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script, pauses, leavers)
+    return Found(seed, world.fired, world.environment.clock.now - began, wrong, script, pauses, leavers, disks)
 
 
 def main() -> int:
@@ -61,21 +70,24 @@ def main() -> int:
     parser.add_argument("--script", action="store_true", help="runs that a script drives")
     parser.add_argument("--pauses", action="store_true", help="runs that a person pauses")
     parser.add_argument("--leavers", action="store_true", help="runs that workers leave on notice")
+    parser.add_argument("--disks", type=int, default=0, help="disks that are lost at a time, of machines apart: 1 or 2")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     chosen = parser.parse_args()
-    kind = {"script": chosen.script, "pauses": chosen.pauses, "leavers": chosen.leavers}
+    kind = {"script": chosen.script, "pauses": chosen.pauses, "leavers": chosen.leavers, "disks": chosen.disks}
     if chosen.seed is not None:
         return _tell_one(chosen.seed, kind)
     return _run_many(range(chosen.first, chosen.first + chosen.seeds), chosen.jobs, kind)
 
 
-def _scenario(seed: int, *, script: bool, pauses: bool, leavers: bool) -> Scenario:
+def _scenario(seed: int, *, script: bool, pauses: bool, leavers: bool, disks: int) -> Scenario:
     found = drawn_script(seed) if script else drawn(seed)
+    if disks:
+        found = with_lost_disks(found, many=disks > 1)
     found = with_pauses(found) if pauses else found
     return with_leavers(found) if leavers else found
 
 
-def _tell_one(seed: int, kind: Mapping[str, bool]) -> int:
+def _tell_one(seed: int, kind: Mapping[str, Any]) -> int:
     print(_scenario(seed, **kind))
     found = simulate(seed, **kind, tell=True)
     _print_fired(found.fired)
@@ -83,7 +95,7 @@ def _tell_one(seed: int, kind: Mapping[str, bool]) -> int:
     return 1 if found.wrong else 0
 
 
-def _run_many(seeds: range, jobs: int, kind: Mapping[str, bool]) -> int:
+def _run_many(seeds: range, jobs: int, kind: Mapping[str, Any]) -> int:
     fired: Counter[str] = Counter()
     failed = 0
     with ProcessPoolExecutor(jobs) as pool:

@@ -10,7 +10,16 @@ from typing import get_args
 
 from simulation.network import Weather
 from stageline.pipeline.evaluation import Criterion, Rounds
-from stageline.pipeline.program import NormClipping, Pass, Tied, TiedStages, compile_program
+from stageline.pipeline.program import (
+    Neighbours,
+    NormClipping,
+    Pass,
+    SnapshotCopies,
+    Tied,
+    TiedStages,
+    compile_program,
+    neighbours_of,
+)
 from stageline.pipeline.schedule import Mode, Placement, Schedule, ScheduleRefused, make_schedule
 from stageline.workers.runtime.calls import CallKind
 from stageline.workers.runtime.plan_calls import NO_ROUNDS
@@ -49,6 +58,8 @@ class PlannedFault(StrEnum):
     KILL_SCRIPT = "the script is killed"
     PAUSE_SCRIPT = "the script is paused, and another is started"
     PAUSE_RUN = "the run is paused for a while"
+    LOSE_DISK = "a worker is killed, and its disk is lost"
+    LOSE_DISKS = "a worker and the holder of its copies are killed, and their disks are lost"
     LEAVE = "a worker is given notice"
     DRAIN = "a command has a worker leave"
 
@@ -61,8 +72,9 @@ _TAMPERING = {
 
 
 OF_SCRIPT = (PlannedFault.KILL_SCRIPT, PlannedFault.PAUSE_SCRIPT)
+OF_DISKS = (PlannedFault.LOSE_DISK, PlannedFault.LOSE_DISKS)
 OF_LEAVERS = (PlannedFault.LEAVE, PlannedFault.DRAIN)
-_OF_OWN = {PlannedFault.RESUME, PlannedFault.PAUSE_RUN, *OF_SCRIPT, *OF_LEAVERS}  # drawn for themselves
+_OF_OWN = {PlannedFault.RESUME, PlannedFault.PAUSE_RUN, *OF_SCRIPT, *OF_LEAVERS, *OF_DISKS}  # drawn for themselves
 
 _MORE_CALLS = (CallKind.EVALUATE, CallKind.PREDICT)
 
@@ -101,6 +113,17 @@ class Scenario:
     criterion: Criterion | None = None
     keeps_best: bool = False
     chooses: bool = False  # the broker changes the schedule
+    copies: bool = False  # each machine has a disk of its own, and snapshots are copied
+
+    @property
+    def neighbours(self) -> Neighbours:
+        workers = len(self.schedule.placement)
+        return neighbours_of(workers, [range(workers)] if self.copies else [])
+
+    @property
+    def all_passes(self) -> tuple[Pass, ...]:
+        """With the queues that carry copies."""
+        return (*self.passes, SnapshotCopies(self.neighbours)) if self.copies else self.passes
 
     @property
     def tampers(self) -> bool:
@@ -109,7 +132,7 @@ class Scenario:
 
     def sees(self, index: int | None) -> Collection[int]:
         """The stages whose snapshots worker `index` sees: containers share no folder, unless there are spares."""
-        apart = self.contained and not self.spares
+        apart = self.contained and not self.spares and not self.copies
         return self.schedule.placement[index] if apart and index is not None else range(self.schedule.stages)
 
     def __str__(self) -> str:
@@ -124,7 +147,7 @@ class Scenario:
             f"disk {self.disk:g} s, {self.weather}, {self.spares} spares, contained {self.contained}. {injections}"
             f"{'' if self.replayed_from is None else f'. Replayed from step {self.replayed_from}'}"
             f"{f'. {self.rounds}, {self.criterion}, best kept {self.keeps_best}' if self.rounds.batches else ''}"
-            f"{'. The schedule changes' if self.chooses else ''}"
+            f"{'. The schedule changes' if self.chooses else ''}{'. Snapshots are copied' if self.copies else ''}"
             f"{'. Calls: ' if self.calls else ''}{' '.join(self.calls)}"
         )
 
@@ -184,6 +207,26 @@ def with_pauses(scenario: Scenario) -> Scenario:
         for _ in range(rng.randint(1, 3))
     ]
     return replace(scenario, injections=(*scenario.injections, *pauses))
+
+
+def with_lost_disks(scenario: Scenario, *, many: bool = False) -> Scenario:
+    """The same scenario on machines with disks of their own, of which one is lost; with `many`, there may be more.
+
+    A resumed run asks no spares for snapshots, so there are none then.
+    """
+    if len(scenario.schedule.placement) == 1:
+        return scenario
+    rng = random.Random(scenario.seed + 11 * 10**9)
+    actions = scenario.steps * sum(map(len, compile_program(scenario.schedule, scenario.passes).step))
+    faults = OF_DISKS if many else (PlannedFault.LOSE_DISK,)
+    losses = [
+        Injection(rng.choice(faults), rng.randrange(actions), rng.choice([0.0, rng.expovariate(1)]), 0.0, 1)
+        for _ in range(rng.randint(1, 3) if many else 1)
+    ]
+    resumed = any(each.fault is PlannedFault.RESUME for each in scenario.injections)
+    spares = 0 if resumed else scenario.spares
+    injections = (*scenario.injections, *losses)
+    return replace(scenario, copies=True, keeps_best=False, spares=spares, injections=injections)
 
 
 def with_leavers(scenario: Scenario) -> Scenario:

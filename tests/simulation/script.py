@@ -51,7 +51,7 @@ class SimulatedScript(SimulatedMember):
     def _main(self) -> None:
         environment, name = self._environment, self.name
         self.sleep(environment.soon(STARTING))
-        view = SnapshotView(environment.disk, range(environment.scenario.schedule.stages))
+        view = SnapshotView(environment.disks.of(name.host), range(environment.scenario.schedule.stages))
         token = f"{name.token:032x}"
         base = Hello(CONTROL_VERSION, PLAN, name.name, name.host, name.pid, "", name.claim, token=token)
         control = ControlThread(
@@ -84,7 +84,7 @@ class SimulatedScript(SimulatedMember):
     def _drive(self, control: ControlThread, assigned: Assigned) -> None:
         environment, name = self._environment, self.name
         program = calls_in(environment.scenario).program
-        start = environment.disk.load(0, assigned.step).position if assigned.step else Position()
+        start = environment.disks.of(self.host).load(0, assigned.step).position if assigned.step else Position()
         options = QueueOptions(secrets=secrets_of(program.queues.values(), assigned))
         self.queues = queues = SimulatedQueues(self, environment, name.endpoint, assigned.incarnation, options)
         names = [frozenset[str]()] * program.script

@@ -7,6 +7,7 @@ from simulation.scenario import OF_LEAVERS
 from simulation.worker import LEFT_LATE, LEFT_SAVED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seeds", "script"),
     [

@@ -20,8 +20,9 @@ from simulation.orders import CHANGED
 from simulation.pauses import PAUSED
 from simulation.queues import AHEAD
 from simulation.run_seeds import simulate
-from simulation.scenario import OF_LEAVERS, OF_SCRIPT, PlannedFault, drawn
-from stageline.broker.control.messages import Assigned, Trim
+from simulation.scenario import OF_DISKS, OF_LEAVERS, OF_SCRIPT, PlannedFault, drawn
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned
 from stageline.broker.coordinator import records, registration, reports, restart
 from stageline.broker.coordinator.authenticity import Authenticity, Judgement
 from stageline.broker.coordinator.ordering import Ordering
@@ -42,7 +43,7 @@ from stageline.workers.script.calls.calls import CallLog
 from stageline.workers.script.calls.driver import Driver
 from support.paths import importing_tests
 
-NOT_DRAWN = {*OF_LEAVERS, PlannedFault.PAUSE_RUN}
+NOT_DRAWN = {*OF_LEAVERS, *OF_DISKS, PlannedFault.PAUSE_RUN}
 EVERY_CHUNK_HAS = {*PlannedFault} - NOT_DRAWN - {*OF_SCRIPT} | {
                    "drop", "repeat", "overtake", "late messages", "lost messages", "exit unheard",
                    "a replaced worker is refused", "a spare takes a place",
@@ -64,6 +65,7 @@ def test_a_run_under_faults_ends_as_the_undisturbed_one_and_every_fault_fires(se
     assert {fault for each in found for fault, times in each.fired.items() if times} >= EVERY_CHUNK_HAS
 
 
+@pytest.mark.slow
 def test_a_run_under_faults_of_the_day_ends_as_the_undisturbed_one():
     first = date.today().toordinal() * 100  # other seeds each day; a failure shows the command that repeats it
     assert not [str(each) for each in map(simulate, range(first, first + 25)) if each.wrong]
@@ -115,6 +117,7 @@ def test_records_that_a_power_failure_leaves_are_not_of_a_life_that_an_earlier_o
     assert not simulate(1561).wrong
 
 
+@pytest.mark.slow
 def test_a_seed_is_the_same_run_in_every_process():
     found = simulate(11)
     told = run_simulator("--seed", "11").stdout
@@ -216,6 +219,7 @@ def test_queues_that_are_trimmed_to_what_is_finished_and_not_to_what_is_saved_la
     assert "not on the disk" in first_wrong()
 
 
+@pytest.mark.slow
 def test_two_generations_of_snapshots_are_not_enough(monkeypatch):
     write = Disk.write
 
@@ -334,6 +338,7 @@ def test_buffers_that_a_forward_done_again_changes_again_give_other_bits(monkeyp
     assert re.search("(other|different) bits|the weights are not", first_wrong())
 
 
+@pytest.mark.slow
 def test_losses_that_are_not_in_the_snapshots_are_lost_with_the_records(monkeypatch):
     load = Disk.load
     monkeypatch.setattr(Disk, "load", lambda disk, stage, step: replace(load(disk, stage, step), losses={}))

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from simulation.chain import ChainExecutor, ChainFeed, digest, named
-from simulation.disk import SimulatedWriter, SnapshotView
+from simulation.copies import SimulatedStore
+from simulation.disk import Disk, SimulatedWriter, SnapshotView, Torn
 from simulation.environment import LOG_EVERY, PLAN, RUN, Environment
 from simulation.network import Connection
 from simulation.orders import orders_of
@@ -22,12 +23,14 @@ from stageline.broker.queues.ends import QueueOptions
 from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.errors import ExitCode
 from stageline.pipeline.program import Instruction, Per, Program, check_schedule
+from stageline.workers.checkpoint.copier import Bandwidth, Copier
 from stageline.workers.checkpoint.directory import SnapshotFailed
 from stageline.workers.checkpoint.hooks import Announced, Rhythm, SnapshotHooks, restore
 from stageline.workers.control.commands import CommandHandler, SavedWeights
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped, WorkerIdentity
 from stageline.workers.control.leaving import Left
+from stageline.workers.control.restoring import await_snapshots
 from stageline.workers.process.worker import failures_reported
 from stageline.workers.runtime.call_sequence import QueuedCalls
 from stageline.workers.runtime.calls import Position
@@ -41,6 +44,7 @@ STARTING = 0.1  # seconds, on the average
 LOADING = 0.1  # likewise, the snapshots that a worker begins with
 ACTION = 0.02  # likewise, an action
 FOREVER = float("inf")
+LOST = "no other worker holds a copy"
 LEFT_SAVED, LEFT_LATE = "a worker leaves with a checkpoint", "a worker leaves at the end of its notice"
 
 
@@ -63,6 +67,7 @@ class SimulatedWorker(SimulatedMember):
     def __init__(self, environment: Environment, name: Name, ended: Callable[[int], None]) -> None:
         super().__init__(environment.clock, name.host, ended)
         self.name = name
+        self.place: int | None = None
         self.hang = 0.0  # seconds by which the next action takes longer
         self.loop: WorkerLoop | None = None
         self.control: ControlThread | None = None
@@ -76,7 +81,7 @@ class SimulatedWorker(SimulatedMember):
 
     def _main(self) -> None:
         self.sleep(self._environment.soon(STARTING))
-        view = SnapshotView(self._environment.disk, self._environment.scenario.sees(self.name.claim))
+        view = SnapshotView(self._environment.disks.of(self.host), self._environment.scenario.sees(self.name.claim))
         name, spare = self.name, self.name.claim is None
         token = f"{name.token:032x}"
         base = Hello(CONTROL_VERSION, PLAN, name.name, name.host, name.pid, "", name.claim, spare=spare, token=token)
@@ -91,7 +96,7 @@ class SimulatedWorker(SimulatedMember):
         try:
             assigned = control.join(FOREVER)
             self._environment.fired["a spare takes a place"] += self.name.claim is None
-            self.incarnation = assigned.incarnation
+            self.incarnation, self.place = assigned.incarnation, assigned.index
             self._work(control, assigned)
         except Left:
             self._environment.fired[LEFT_LATE if control.notice.over else LEFT_SAVED] += 1
@@ -129,9 +134,19 @@ class SimulatedWorker(SimulatedMember):
         reported = failures_reported(control, assigned.incarnation, str, replaced=True)
         with closing(queues), reported:
             steps = None if scenario.calls else scenario.steps
+            disk = environment.disks.of(self.host)
+            copier = self._copier(calls.program, assigned, queues, disk, progress)
+            missing = [
+                (stage, assigned.step)
+                for stage in executor.stages
+                if scenario.copies and assigned.step and not disk.is_whole(stage, assigned.step)
+            ]
+            progress.copies.lack(missing)
             control.start(assigned, queues.endpoint, progress, steps=steps, wake=wake)
             self.sleep(environment.soon(LOADING))
-            start = restore(executor.stages, progress, environment.disk.load, assigned.step)
+            await_snapshots(missing, copier, control, queues, calls.program, progress, _lost)
+            environment.fired["a snapshot comes back from its holder"] += len(missing)
+            start = restore(executor.stages, progress, disk.load, assigned.step)
             with self._hooks(calls, assigned, start, executor, progress, queues, announced) as hooks:
                 self.loop = loop = WorkerLoop(
                     calls,
@@ -145,8 +160,23 @@ class SimulatedWorker(SimulatedMember):
                     progress=progress,
                     keep=hooks.keep,
                 )
-                handler = CommandHandler(assigned, control, queues, hooks, loop, self)
+                handler = CommandHandler(assigned, control, queues, hooks, loop, copier, self)
                 handler.run(partial(_digests, executor), workers_timeout=FOREVER, lease=scenario.lease)
+
+    def _copier(
+        self, program: Program, assigned: Assigned, queues: SimulatedQueues, disk: Disk, progress: Progress
+    ) -> Copier:
+        environment = self._environment
+        return Copier(
+            program,
+            assigned.index,
+            queues,
+            SimulatedStore(self, disk, environment.disks.sent, environment.rng, environment.scenario.disk),
+            progress.copies,
+            run=RUN,
+            incarnation=assigned.incarnation,
+            bandwidth=Bandwidth(None, self.monotonic),
+        )
 
     def _hooks(
         self,
@@ -163,7 +193,7 @@ class SimulatedWorker(SimulatedMember):
         hooks = CheckedHooks(
             executor.stages,
             progress,
-            environment.disk,
+            environment.disks.of(self.host),
             SimulatedWriter(self, environment.rng, scenario.disk),
             Rhythm(ENDLESS if scenario.calls else scenario.steps, scenario.every, LOG_EVERY, due),
             incarnation=assigned.incarnation,
@@ -189,7 +219,7 @@ def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCal
             scenario.schedule,
             scenario.steps,
             scenario.rounds,
-            passes=scenario.passes,
+            passes=scenario.all_passes,
             criterion=scenario.criterion,
             replayed_from=scenario.replayed_from,
             orders=orders,
@@ -197,6 +227,10 @@ def calls_in(scenario: Scenario, orders: FixedSchedule | None = None) -> PlanCal
     bounds, ahead = check_schedule(calls.program).queue_bound, calls.program.ahead
     # credit is renewed when half of it is used up
     return with_windows(calls, lambda queue: max(scenario.window, 2 * bounds[queue.name] if queue.name in ahead else 0))
+
+
+def _lost(snapshot: tuple[int, int]) -> Exception:
+    return Torn(f"stage {snapshot[0]}, step {snapshot[1]}: {LOST}")
 
 
 def _digests(executor: ChainExecutor) -> SavedWeights:

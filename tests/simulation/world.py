@@ -15,16 +15,17 @@ from structlog.testing import capture_logs
 from simulation.broker import FragileStore, SimulatedBroker
 from simulation.chain import ChainResult, named, undisturbed, undisturbed_script
 from simulation.clock import Callback, VirtualClock
-from simulation.disk import Disk
+from simulation.disk import Disks
 from simulation.environment import LOG_EVERY, PLAN, RUN, Environment, Wrong
 from simulation.faults import strike
 from simulation.network import Network
 from simulation.orders import CHANGED, MEMORY, restless
 from simulation.pauses import Person
-from simulation.scenario import Injection, Scenario
+from simulation.scenario import Injection, PlannedFault, Scenario
 from simulation.script import SimulatedScript
 from simulation.worker import Name, SimulatedWorker
-from stageline.broker.control.messages import Assigned, Exited, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned, Exited
 from stageline.broker.control.records import RunLength
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.coordinator.run import RunConfig, RunPhase, run_of
@@ -43,6 +44,7 @@ PORT = 5600
 TAKEN = "was taken by the process that called before"
 STOPPED = re.compile(f"^the script (is gone|did not reconnect|has ended)|{TAKEN}")
 SCRIPT_GONE = "the script is gone for longer than a lease, and the run is resumed"
+NOWHERE = "a snapshot is on no disk any more, and the run ends with its name"
 REPLY_GONE = "a reply is gone with its script and its worker, and the run is resumed"
 
 
@@ -55,7 +57,9 @@ class World:
         network = Network(clock, rng, scenario.weather, fired)
         placement = (*schedule.placement, ()) if scenario.calls else schedule.placement
         self.scenario = scenario
-        self.environment = Environment(scenario, clock, rng, network, Disk(placement), fired, worked=self._worked)
+        self.environment = Environment(
+            scenario, clock, rng, network, Disks(placement, apart=scenario.copies), fired, worked=self._worked
+        )
         self.store = FragileStore()
         self.workers: list[SimulatedWorker] = []
         self.scripts: list[SimulatedScript] = []  # while it is there; another, too, if it was paused
@@ -75,9 +79,11 @@ class World:
             evaluates_every=scenario.rounds.every,
             keeps_best=scenario.keeps_best,
             schedule_memory=MEMORY if scenario.chooses else None,
+            neighbours=scenario.neighbours,
         )
         self._restless = random.Random(scenario.seed + 8 * 10**9)
         self._started = 0
+        self._ends_early = False
         self._actions = 0
         self._injections = sorted(scenario.injections, key=lambda injection: injection.after)
         self._last_injection = clock.now
@@ -109,7 +115,8 @@ class World:
             while not self._over():
                 self.environment.clock.advance()
                 self._check()
-        self._judge()
+        if not self._ends_early:
+            self._judge()
 
     def lose_records(self) -> None:
         """The broker dies, and the next one knows nothing: the run starts over if no worker is left either."""
@@ -120,16 +127,18 @@ class World:
     def resume(self) -> None:
         """Everybody is gone, and the run is resumed as a whole, perhaps without records. What can be damaged of its
         newest checkpoint is, unless records are tampered with as well."""
-        complete, disk = self.core.run.checkpoints.complete, self.environment.disk
+        complete, disks = self.core.run.checkpoints.complete, self.environment.disks
         self._resumes, self._complete = True, 0
         for process in (*self.workers, *self.scripts):
             process.end(-9)
         if self.broker.alive:
             self.broker.end(-9)
         stages = range(self.scenario.schedule.stages)
-        older = any(step < complete for step in disk.common())
+        older = any(step < complete for step in disks.common()) and not self.scenario.copies
         if complete and older and not self.scenario.tampers and self.environment.rng.random() < 0.8:
-            disk.damage(self.environment.rng.choice(stages), complete)
+            stage = self.environment.rng.choice(stages)
+            for disk in disks.all():
+                disk.damage(stage, complete)
             self.fired["a checkpoint is damaged"] += 1
         if self.environment.rng.random() < 0.3:
             self.store = FragileStore()
@@ -288,9 +297,21 @@ class World:
             lost = why.group().startswith(TAKEN)
             self.fired[REPLY_GONE if lost else SCRIPT_GONE] += 1
             self.resume()
+        elif outcome is not None and not self._resumes and outcome.phase is RunPhase.FAILED and self._is_lost():
+            self.fired[NOWHERE] += 1
+            self._ends_early = True
         elif outcome is not None and outcome.phase is not RunPhase.FINISHED and not self._resumes:
             raise Wrong(f"the run has {outcome.phase}: {outcome.reason}")
         return not self._resumes and outcome is not None and not self.workers and not self.scripts
+
+    def _is_lost(self) -> bool:
+        """Whether no disk has the snapshot of some stage any more to which the run would go back.
+
+        Two were lost then, or one while the copies of a checkpoint that was found on the disks were to come.
+        """
+        lost, tracker = self.fired[PlannedFault.LOSE_DISK], self.core.run.checkpoints
+        unsafe = lost + 2 * self.fired[PlannedFault.LOSE_DISKS] > 1 or (lost and tracker.settled < tracker.complete)
+        return bool(unsafe) and tracker.complete not in self.environment.disks.common()
 
     def _check(self) -> None:
         if self.environment.wrong is not None:
@@ -330,8 +351,9 @@ class World:
             raise Wrong(f"the run has {run.training_steps} steps, and {len(expected.losses)} in the undisturbed run")
         standing = run.evaluations.standing()
         if self.scenario.keeps_best and standing is not None and standing.best is not None:
-            best, disk = standing.best.step, self.environment.disk
-            if gone := [stage for stage in range(self.scenario.schedule.stages) if best not in disk.steps(stage)]:
+            best, disks = standing.best.step, self.environment.disks.all()
+            stages = range(self.scenario.schedule.stages)
+            if gone := [each for each in stages if not any(best in disk.steps(each) for disk in disks)]:
                 raise Wrong(f"of the best checkpoint, {best}, the snapshots of stages {gone} are gone")
             self.fired["the best checkpoint is not among the newest"] += standing.best.step < run.checkpoints.complete
         self.fired[CHANGED] += len(run.orders.orders)
@@ -361,6 +383,7 @@ class World:
     def _check_announcement(self, step: int) -> None:
         if step < self._complete:
             raise Wrong(f"the complete checkpoint went back from {self._complete} to {step}")
-        if step > self._ever and step not in self.environment.disk.common():
+        at_once = self.fired[PlannedFault.LOSE_DISKS]  # between a report of both copies and its arrival
+        if step > self._ever and step not in self.environment.disks.common() and not at_once:
             raise Wrong(f"checkpoint {step} is announced, and not on the disk")
         self._complete, self._ever = step, max(step, self._ever)

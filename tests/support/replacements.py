@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from stageline.broker.control.messages import CONTROL_VERSION, Exited, FromBroker, Hello, Report, Stop, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import CONTROL_VERSION, Exited, FromBroker, Hello, Report, Stop
 from stageline.broker.control.store import Store
 from stageline.broker.coordinator.run import RunConfig
 from stageline.broker.ledger.losses import EXIT_GRACE

@@ -20,6 +20,7 @@ from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.disk.tensor_file import Make, Unsaveable
 
 from .snapshot import (
+    MANIFEST,
     Manifest,
     Origin,
     Snapshot,
@@ -105,6 +106,27 @@ class SnapshotDirectory:
         finally:
             self._remove(draft)
         return target
+
+    def receive(self, draft: Path, stage: int, step: int) -> None:
+        """Make a snapshot of the files in `draft`, which another worker has sent; once this returns, it is on the disk.
+
+        Args:
+            draft: Folder with the files, beside where the snapshot is to be.
+            stage: Stage that the snapshot must be of.
+            step: Step that it must be of.
+
+        Raises:
+            SnapshotDamaged: The files are not those of such a snapshot.
+            SnapshotsDiffer: One with other bits is there already.
+            OSError: A fault that may pass.
+        """
+        if wrong := problems(draft, stage, step, self.origin):
+            raise SnapshotDamaged(draft, wrong)
+        manifest = read_manifest(draft)
+        for name in (*manifest.files, MANIFEST):
+            sync(draft / name)
+        sync(draft)
+        self._publish(draft, self.path(stage, step), manifest)
 
     def load(self, stage: int, step: int, make: Make = empty) -> Snapshot:
         """Return a stage's snapshot of a step, verified.

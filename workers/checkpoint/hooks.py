@@ -18,15 +18,11 @@ from threading import Event
 from time import monotonic
 
 from stageline.broker.control.messages import Assigned
-from stageline.broker.control.records import Inspection
-from stageline.broker.ledger.recovery import is_gone
 from stageline.pipeline.errors import ForeignState
-from stageline.pipeline.plan import Plan
 from stageline.pipeline.retry import persist, reason_of
 from stageline.pipeline.stage.layers.memory import empty
 from stageline.pipeline.stage.stage import Stage
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
-from stageline.workers.runs import folder as runs
 from stageline.workers.runtime.calls import Position
 from stageline.workers.runtime.job import Job
 from stageline.workers.runtime.loop import PATIENCE
@@ -34,9 +30,8 @@ from stageline.workers.runtime.progress import Progress
 from stageline.workers.runtime.worker_feature import SNAPSHOTS, WorkerFeature, WorkerPlace, awaited, in_turns
 
 from .directory import SnapshotDirectory, SnapshotFailed, beginning_of
+from .inventory import checkpoints_of
 from .snapshot import Snapshot, SnapshotDamaged
-
-LONGEST_LOOK = 5.0  # seconds that snapshots which cannot be read now are tried, for a broker that asks about them
 
 Announced = tuple[int, int | None]  # the step of a complete checkpoint, and of the best one
 
@@ -73,55 +68,6 @@ class CheckpointHooks(AbstractContextManager["CheckpointHooks"]):
 
         Raises `SnapshotFailed`.
         """
-
-
-class LocalSnapshots:
-    """Snapshots of a run, as a worker sees them before it is assigned stages, or a script, which has none."""
-
-    def __init__(self, plan: Plan) -> None:
-        """Read the snapshots of runs of `plan`."""
-        self._plan = plan
-
-    def snapshots(self, run: str) -> list[tuple[int, int]] | None:
-        """Return (stage, step) of each snapshot; None if the folder cannot be read."""
-        try:
-            return _checkpoints(self._plan, run).present()
-        except OSError:
-            return None
-
-    def can_begin(self, assigned: Assigned) -> bool:
-        """Return True if the assignment can be accepted.
-
-        It is refused if the snapshots to begin with were deleted after newer ones.
-        """
-        stages, found = self._stages_of(assigned.index), self.snapshots(assigned.run)
-        every = [stage for stages in self._plan.placement for stage in stages]  # a script begins where these are
-        return found is None or not is_gone(assigned.step, stages or every, found)  # None: loading will tell
-
-    def inspect(self, run: str, step: int, claim: int | None) -> Inspection:
-        """Return which snapshots of `step` are whole.
-
-        Those of worker `claim` are read; with None, those of all stages that have one.
-        """
-        checkpoints = _checkpoints(self._plan, run)
-        there = [stage for stage, of in self.snapshots(run) or [] if of == step]
-        stages = there if claim is None else self._stages_of(claim)
-        found = {stage: _verified(checkpoints, stage, step) for stage in stages}
-        damaged = [SnapshotDamaged(checkpoints.path(stage, step), wrong) for stage, wrong in found.items() if wrong]
-        return Inspection(step, [stage for stage, wrong in found.items() if not wrong], [str(each) for each in damaged])
-
-    def abandon(self, assigned: Assigned) -> None:
-        """Delete the assigned stages' snapshots of steps after the assignment's first, from ended lives of the run.
-
-        Raises `SnapshotFailed`.
-        """
-        checkpoints = _checkpoints(self._plan, assigned.run)
-        for stage in self._stages_of(assigned.index):
-            checkpoints.delete_after(stage, assigned.step, assigned.since)
-
-    def _stages_of(self, index: int) -> Sequence[int]:
-        """Return the stages of worker `index`; none for the script, whose index follows the workers'."""
-        return self._plan.placement[index] if index < len(self._plan.workers) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +271,7 @@ def open_snapshots(
     job, executor, progress = place.job, place.executor, place.progress
     if not job.plan.recovery.on:
         return CheckpointHooks()
-    checkpoints = _checkpoints(job.plan, assigned.run)
+    checkpoints = checkpoints_of(job.plan, assigned.run)
 
     def load(stage: int, step: int) -> Snapshot:
         found = beginning_of(stage, step, job.schedule, checkpoints)
@@ -354,6 +300,23 @@ def open_snapshots(
         waits_for=_without_room(job, assigned.index, executor.stages),
         announced=announced,
     )
+
+
+def missing_snapshots(job: Job, assigned: Assigned, checkpoints: SnapshotDirectory) -> list[tuple[int, int]]:
+    """Return (stage, step) of each snapshot that a worker begins with, and that is not here, or is damaged.
+
+    Args:
+        job: The run's job; none is missing if its snapshots are not copied.
+        assigned: Place of the worker.
+        checkpoints: Snapshots here.
+    """
+    step = assigned.step
+    if not (job.neighbours and step):
+        return []
+    needed = {
+        stage: beginning_of(stage, step, job.schedule, checkpoints) for stage in job.schedule.placement[assigned.index]
+    }
+    return [(stage, step) for stage, found in needed.items() if checkpoints.verify(found, step)]
 
 
 def restore(
@@ -385,16 +348,3 @@ def _without_room(job: Job, worker: int, stages: Mapping[int, Stage]) -> list[in
     """Return the stages whose copies are in memory, if the worker's memory limit is tight; else none."""
     tight = job.plan.is_tight(worker)
     return [index for index, stage in stages.items() if tight and stage.file_memory is None]
-
-
-def _verified(checkpoints: SnapshotDirectory, stage: int, step: int) -> list[str]:
-    """Return the damages of a snapshot; one that cannot be read now, nor soon, is damaged, too."""
-    verify = partial(checkpoints.verify, stage, step)
-    try:  # without a note: who asks is told at the end
-        return persist(verify, "", lambda fault: None, now=monotonic, wait=Event().wait, bound=LONGEST_LOOK)
-    except OSError as error:
-        return [f"it cannot be read: {reason_of(error)}"]
-
-
-def _checkpoints(plan: Plan, run: str) -> SnapshotDirectory:
-    return SnapshotDirectory.of(runs.folder(plan, run), run, plan)

@@ -44,7 +44,7 @@ WEIGHTS = "weights.safetensors"
 AVERAGES = "averages.safetensors"
 TRAINING = "training.safetensors"
 FILES = (WEIGHTS, TRAINING)  # of every snapshot
-_KNOWN = {*FILES, AVERAGES}
+KNOWN = {*FILES, AVERAGES}
 
 UNSEALED = "0" * 64  # in place of the seal while that is computed
 
@@ -258,18 +258,23 @@ def read_manifest(folder: Path) -> Manifest:
     Raises `SnapshotDamaged`, or `OSError` for a fault that may pass.
     """
     try:
-        data = (folder / MANIFEST).read_bytes()
-        if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
-            raise SnapshotDamaged(
-                folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}: install the one that wrote it"]
-            )
-        manifest = msgspec.json.decode(data, type=Manifest)
+        return parse_manifest((folder / MANIFEST).read_bytes(), folder)
     except FileNotFoundError as error:
         raise SnapshotDamaged(folder, [f"{MANIFEST} is missing"]) from error
     except OSError as error:
         if passing_fault(error):
             raise
         raise SnapshotDamaged(folder, [str(error)]) from error
+
+
+def parse_manifest(data: bytes, folder: Path) -> Manifest:
+    """Return the manifest in `data`, of the snapshot in `folder`. Raises `SnapshotDamaged`."""
+    try:
+        if (found := msgspec.json.decode(data, type=_Format).format) != FORMAT:
+            raise SnapshotDamaged(
+                folder, [f"it is of format {found!r}, this stageline reads {FORMAT!r}: install the one that wrote it"]
+            )
+        manifest = msgspec.json.decode(data, type=Manifest)
     except (ValueError, RecursionError) as error:  # msgspec's errors are such, and so is text that is not UTF-8
         raise SnapshotDamaged(folder, [f"{MANIFEST} is damaged: {error}"]) from error
     seal = manifest.sha256.encode()
@@ -329,7 +334,7 @@ def _of_another_place(manifest: Manifest, stage: int, step: int, origin: Origin)
 
 
 def _damages(folder: Path, manifest: Manifest) -> list[str]:
-    if not set(FILES) <= manifest.files.keys() <= _KNOWN:
+    if not set(FILES) <= manifest.files.keys() <= KNOWN:
         return [f"it lists the files {', '.join(manifest.files)}"]
     return list(filter(None, (_damage(folder / name, wanted) for name, wanted in manifest.files.items())))
 

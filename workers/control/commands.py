@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import structlog
 
-from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, ScheduleOrders, Stop, Trim
+from stageline.broker.control.checkpoints import Copying, Trim
+from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, ScheduleOrders, Stop
 from stageline.broker.control.pauses import Hold
 from stageline.broker.queues.base import Outbound, WorkerQueues
 from stageline.broker.queues.secrets import secrets_of
 from stageline.pipeline.digest import TensorDigest
 from stageline.pipeline.errors import ExitCode, documented, failure_code
 from stageline.pipeline.process.steady_clock import STEADY
+from stageline.workers.checkpoint import copier
+from stageline.workers.checkpoint.copier import Copier
 from stageline.workers.checkpoint.hooks import Announced, CheckpointHooks
 from stageline.workers.runtime.calls import LAST_REPLIES, Position
 from stageline.workers.runtime.loop import PATIENCE, Clock, WorkerLoop
@@ -40,6 +43,7 @@ class CommandHandler:
         queues: WorkerQueues,
         hooks: CheckpointHooks,
         loop: WorkerLoop,
+        copier: Copier,
         clock: Clock = STEADY,
         *,
         hand_over: HandOver = keep_here,
@@ -52,6 +56,7 @@ class CommandHandler:
             queues: The worker's queues.
             hooks: The writer of snapshots.
             loop: The compute loop.
+            copier: The worker's ends of transfers of snapshots.
             clock: Source of monotonic time, in seconds.
             hand_over: Called before this worker leaves on notice, with its snapshots on the disk.
         """
@@ -61,6 +66,7 @@ class CommandHandler:
         self._queues = queues
         self._hooks = hooks
         self._loop = loop
+        self._copier = copier
         self._clock = clock
         self._stop: tuple[Stop, float] | None = None  # what ends the run after a step, and until when it may wait
         self._ends: float | None = None  # of a run that is to end: until when the disk is waited for
@@ -69,9 +75,10 @@ class CommandHandler:
         self._finished = False  # nothing is left but to serve the others
         queues.admit(0)  # before the broker has told of any
         named, me = loop.program, assigned.index
-        self._producers = {each: each.producer for each in named.inbound(me) if each.producer != me}
-        self._inbound = [(each, queues.inbound(each)) for each in named.inbound(me)]
-        self._outbound = [(each, queues.outbound(each)) for each in named.outbound(me)]
+        taken = (each for each in named.inbound(me) if each.producer != me and not each.copies)
+        self._producers = {each: each.producer for each in taken}
+        self._inbound = [(each, queues.inbound(each)) for each in named.inbound(me) if not each.copies]
+        self._outbound = [(each, queues.outbound(each)) for each in named.outbound(me) if not each.copies]
         self._replies = [outbound for queue, outbound in self._outbound if queue.consumer == named.script]
 
     def run(self, save: Callable[[], SavedWeights], *, workers_timeout: float, lease: float) -> None:
@@ -107,6 +114,7 @@ class CommandHandler:
                     there = {key: workers[index][1] for key, index in self._producers.items() if index in workers}
                     self._queues.admit(max(incarnation for incarnation, _ in workers.values()))
                     self._queues.connect(there)
+                    self._copier.meet(workers)
                     self._joined = True
                 case Trim(step) if not self._may_be_complete(step):
                     self._refuse(step)
@@ -114,6 +122,9 @@ class CommandHandler:
                     self._trim(self._loop.progress.position(step))
                     self._loop.progress.completed(step)
                     self._hooks.forget(step, best)
+                    self._copier.forget(step, best)
+                case Copying() as told:
+                    self._copier.order(told)
                 case ScheduleOrders(orders, closed):
                     self._loop.learn(orders, closed)
                 case Hold() as order:
@@ -126,6 +137,7 @@ class CommandHandler:
                     raise Stopped(reason, failure_code(code), broker_knows=True, over=over)
                 case Stopped() as stopped:
                     raise stopped
+        self._loop.attend_within(copier.PATIENCE if self._copier.turn() else PATIENCE)
         if self._stop is not None:
             self._end_with_the_step(*self._stop)
         elif self._control.notice.given:
@@ -180,7 +192,7 @@ class CommandHandler:
         while not self._joined:
             if self._clock.monotonic() > deadline:
                 raise WorkersMissing(f"the other workers did not come within {timeout:g} s: see `stageline status`")
-            self._queues.pump(PATIENCE)
+            self._queues.pump(self._loop.patience)
             self.handle()
 
     def _serve_until_stopped(self, lease: float) -> None:
@@ -190,7 +202,7 @@ class CommandHandler:
         """
         deadline = self._clock.monotonic() + lease
         while True:
-            self._queues.pump(PATIENCE)
+            self._queues.pump(self._loop.patience)
             self._loop.count_queues()
             self._loop.note_answered()
             try:

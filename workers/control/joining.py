@@ -71,6 +71,9 @@ class SnapshotInventory(Protocol):
     def snapshots(self, run: str) -> list[tuple[int, int]] | None:
         """Return (stage, step) of each snapshot of `run`, or None if they cannot be read."""
 
+    def disk(self, run: str) -> str:
+        """Return a name of the folder of `run` that no other folder has, "" if it has none."""
+
     def can_begin(self, assigned: Assigned) -> bool:
         """Return False if the snapshots that the place begins with were deleted after newer ones were written."""
 

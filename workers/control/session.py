@@ -209,6 +209,7 @@ class Reporter:
             memory=self._memory(),
             timed=must_arrive,
             clock=self._broker_clock.offset,
+            copies=progress.copies.report,
         )
 
     def _idle(self, computing: tuple[float, float | None] | None) -> float:
@@ -373,4 +374,5 @@ class Session:
         hello = self._identity.hello(run, incarnation=incarnation, spare=False, **here)
         if self._identity.disk is None:
             return hello
-        return msgspec.structs.replace(hello, memory=self._progress.memory(run, index))
+        disk, memory = self._identity.disk.disk(run), self._progress.memory(run, index)
+        return msgspec.structs.replace(hello, disk=disk, memory=memory)

@@ -13,7 +13,8 @@ from time import monotonic, sleep, thread_time
 
 import torch
 
-from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import CONTROL_VERSION, Answer, Ask, Assigned, Finished, Hello
 from stageline.broker.control.sqlite_store import SqliteStore
 from stageline.broker.control.store import Store
 from stageline.broker.coordinator.coordinator import Coordinator

@@ -32,7 +32,10 @@ from stageline.pipeline.features.ties import copies_in
 from stageline.pipeline.printable import bounded
 from stageline.pipeline.process.lifeline import NONE
 from stageline.pipeline.retry import causes, lacks_memory, passing_fault
-from stageline.workers.checkpoint.hooks import Announced, open_snapshots
+from stageline.workers.checkpoint.copier import Bandwidth, Copier
+from stageline.workers.checkpoint.copies import DiskCopies, SnapshotLost
+from stageline.workers.checkpoint.hooks import Announced, missing_snapshots, open_snapshots
+from stageline.workers.checkpoint.inventory import checkpoints_of
 from stageline.workers.checkpoint.saved import save_stages
 from stageline.workers.checkpoint.sent import sent_stages
 from stageline.workers.checkpoint.snapshot import SnapshotDamaged
@@ -42,6 +45,7 @@ from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import Stopped
 from stageline.workers.control.leaving import Left
 from stageline.workers.control.peeking import Peeker, all_withheld_by, withheld_by
+from stageline.workers.control.restoring import await_snapshots
 from stageline.workers.control.views import Views
 from stageline.workers.disk.background_writer import WriteFailed
 from stageline.workers.runs import folder as runs
@@ -239,6 +243,10 @@ class Worker:
         executor = job.executor(job.schedule.placement[assigned.index], make=groups.make, offload=files.of)
         files.give_back()
         self._stages = executor.stages
+        checkpoints = checkpoints_of(job.plan, assigned.run)
+        missing = missing_snapshots(job, assigned, checkpoints)
+        copier = self._copier(stack.enter_context(DiskCopies(checkpoints, missing)))
+        progress.copies.lack(missing)
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
         keyed = options.pair is not None
         content = withheld_by(job.plan, keyed=keyed)
@@ -257,6 +265,15 @@ class Worker:
         )
         names = assigned.index, assigned.run, assigned.incarnation, assigned.step
         place = WorkerPlace(job, self._folder, *names, executor, queues, progress, self._serve)
+        await_snapshots(
+            missing,
+            copier,
+            control,
+            queues,
+            job.program,
+            progress,
+            lambda each: SnapshotLost(checkpoints.path(*each)),
+        )
         self._features = features_of(place, stack.enter_context)
         if elastic_stages(job.plan) and options.command:
             there = options.broker, options.pair
@@ -264,13 +281,27 @@ class Worker:
         hooks = stack.enter_context(open_snapshots(place, assigned, self._features, self._announced))
         save = (lambda folder, position: sent_stages(self._stages)) if options.joined else self._save_checkpoint
         self._loop = loop_of(place, self._features, calls, keep=hooks.keep, save=save)
-        self._commands = CommandHandler(assigned, control, queues, hooks, self._loop)
+        self._commands = CommandHandler(assigned, control, queues, hooks, self._loop, copier)
         self._ready = True
 
     def run(self) -> None:
         """Run to the end of the run. Raises `Stopped`, and any error of computing, of the queues and of the disk."""
         timeout, lease = self._options.workers_timeout, self._job.plan.recovery.lease
         self._commands.run(self._save, workers_timeout=timeout, lease=lease)
+
+    def _copier(self, store: DiskCopies) -> Copier:
+        """Return the worker's ends of transfers of snapshots, which end in `store`."""
+        assigned, limit = self._assigned, self._job.plan.recovery.copy_bandwidth
+        return Copier(
+            self._job.program,
+            assigned.index,
+            self._queues,
+            store,
+            self._progress.copies,
+            run=assigned.run,
+            incarnation=assigned.incarnation,
+            bandwidth=Bandwidth(limit, monotonic),
+        )
 
     def _wake(self) -> None:
         if self._ready:

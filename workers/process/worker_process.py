@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
@@ -30,9 +30,11 @@ from stageline.pipeline.errors import (
     traceback_text,
 )
 from stageline.pipeline.plan import Plan
+from stageline.pipeline.plan.copies import copy_groups
 from stageline.pipeline.process.lifeline import NONE, Lifeline
 from stageline.pipeline.process.signals import Signals, exit_at_once, leave_at_once
-from stageline.workers.checkpoint.hooks import LocalSnapshots
+from stageline.pipeline.program import Neighbours, neighbours_of
+from stageline.workers.checkpoint.inventory import LocalSnapshots
 from stageline.workers.control.alive import Pulse
 from stageline.workers.control.control_thread import ControlThread
 from stageline.workers.control.joining import NotAdmitted, Stopped, WorkerIdentity
@@ -121,13 +123,16 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     job = prepare(plan, worker=options.claim)
     if options.spare:
         warm_up(job.plan, options.claim)
+    job = replace(job, neighbours=_neighbours(job.plan))
     count = len(job.plan.workers)  # the broker knows one place more in a scripted run: the script's
     if options.claim is not None and options.claim >= count:
         raise Stopped(f"there is no worker {options.claim}: the plan has workers 0 to {count - 1}", ExitCode.USAGE)
     _require_weights(job, options.claim)
     length = {"length": job.length, "needs_length": job.length is None and not plan.scripted}
+    near = job.neighbours if options.claim is not None else ()
+    holds = [stage for at, others in enumerate(near) if options.claim in others for stage in job.schedule.placement[at]]
     why_not = partial(why_not_own, job.plan) if options.joined else (lambda run: None)
-    identity = identity_of(job.plan, options.name, options.claim, why_not, spare=options.spare, **length)
+    identity = identity_of(job.plan, options.name, options.claim, why_not, holds=holds, spare=options.spare, **length)
     trust = trust_of(job.plan, options.pair)
     control = ControlThread(options.broker, identity, options.pair, trust=trust, pulse=pulse, lifeline=lifeline)
     try:
@@ -152,6 +157,11 @@ def _run(plan: Plan, options: WorkerOptions) -> int:
     finally:
         control.close()
     return ExitCode.OK
+
+
+def _neighbours(plan: Plan) -> Neighbours:
+    """Return the workers that may hold copies of each worker's snapshots; none if this process copies none."""
+    return neighbours_of(len(plan.workers), copy_groups(plan)) if plan.recovery.copies else ()
 
 
 def _require_weights(job: Job, claim: int | None) -> None:
@@ -195,7 +205,13 @@ def _exit_on_signals(control: ControlThread, notice: float | None) -> None:
 
 
 def identity_of(
-    plan: Plan, name: str, claim: int | None, why_not: Callable[[str], str | None] = lambda run: None, **own: Any
+    plan: Plan,
+    name: str,
+    claim: int | None,
+    why_not: Callable[[str], str | None] = lambda run: None,
+    *,
+    holds: Collection[int] = (),
+    **own: Any,
 ) -> WorkerIdentity:
     """Return how this process introduces itself to the broker of a run of `plan`.
 
@@ -204,12 +220,13 @@ def identity_of(
         name: Name for reports.
         claim: Index of the place that the process wants. None for any.
         why_not: Returns why a run that the broker names cannot be this process's, None if it can.
+        holds: Stages whose snapshots may be here as copies.
         own: Further fields of its `Hello`.
     """
     who = name[:LONGEST_NAME], socket.gethostname(), os.getpid(), ""
     token = secrets.token_hex(16)
     hello = Hello(CONTROL_VERSION, plan.digest(), *who, claim, settings=plan.as_mapping(), token=token, **own)
-    return WorkerIdentity(hello, LocalSnapshots(plan) if plan.recovery.on else None, why_not)
+    return WorkerIdentity(hello, LocalSnapshots(plan, holds) if plan.recovery.on else None, why_not)
 
 
 def warm_up(plan: Plan, worker: int | None) -> None:

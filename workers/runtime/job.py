@@ -31,12 +31,14 @@ from stageline.pipeline.program import (
     Costs,
     Evaluation,
     Instruction,
+    Neighbours,
     NormClipping,
     Pass,
     Program,
     Queue,
     Replays,
     ScriptCalls,
+    SnapshotCopies,
     SumExchange,
     TiedStages,
     Verdict,
@@ -67,7 +69,8 @@ class Job:
     """A plan that has met its model and, where they are needed, its data. `plan` has its stages and workers filled in.
 
     `passes` are what the model and the plan add to every step of the `schedule`. A process that computes neither the
-    first stage nor the last has no `own_feed`, and learns the run's `length` from the broker.
+    first stage nor the last has no `own_feed`, and learns the run's `length` from the broker. `neighbours` of
+    each worker may hold copies of its snapshots.
     """
 
     plan: Plan
@@ -77,6 +80,7 @@ class Job:
     verdict: Verdict
     length: RunLength | None
     own_feed: Feed | None = None
+    neighbours: Neighbours = ()
 
     @property
     def steps(self) -> int:
@@ -157,6 +161,7 @@ class Job:
             *self._passes_of_calls,
             *Evaluation.of(self.rounds.batches, is_told=criterion.is_told),
             *Replays.of(self.replayed_from),
+            *((SnapshotCopies(self.neighbours),) if self.neighbours else ()),
         )
         made = compile_program(self.schedule, passes)
         return made.requeued(lambda queue: replace_queue(queue, window=queue.window or self._bound(queue))).requeued(

@@ -102,6 +102,7 @@ class WorkerLoop:
         program = calls.program
         self.progress = progress or Progress.of(calls, worker, start=start, now=clock.time())
         self.program = program
+        self.patience = PATIENCE  # seconds that one wait for a message lasts at most
         self._attention = True
         self._on_step: OnStep = lambda stage, step, loss: None
         self._measured = measured
@@ -147,7 +148,7 @@ class WorkerLoop:
                 between()
             if self.progress.counts_wanted:
                 self.count_queues()
-            self.poll(PATIENCE)
+            self.poll(self.patience)
         self.progress.ended()
 
     def count_queues(self) -> None:
@@ -157,6 +158,11 @@ class WorkerLoop:
     def attend(self) -> None:
         """Have `run` call `between` before its next turn. For any thread, and for signal handlers."""
         self._attention = True
+
+    def attend_within(self, seconds: float) -> None:
+        """Have `run` call `between` before its next turn, and let no wait take longer than `seconds` from now on."""
+        self.patience = seconds
+        self._attention = seconds < PATIENCE or self._attention
 
     def begin_at(self, position: Position) -> None:
         """Continue from `position`, whose checkpoint has been restored."""

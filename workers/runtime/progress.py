@@ -24,6 +24,7 @@ from stageline.pipeline.program import Instruction, Per, Program, Queue
 from stageline.pipeline.retry import Note, ResourceFault
 
 from .calls import Position, RunCalls
+from .copy_progress import CopyProgress
 from .idle import CallWait, Doing, Done, IdleTime, times_of
 from .machine import AwaitCredit, Take
 from .orders import FixedSchedule, HeldSteps
@@ -74,6 +75,7 @@ class Progress:
     orders: FixedSchedule = field(default_factory=FixedSchedule)
     held: HeldSteps = field(default_factory=HeldSteps)
     idle: IdleTime = field(default_factory=IdleTime)  # waits since the last action
+    copies: CopyProgress = field(default_factory=CopyProgress)
     stage_bytes: dict[int, HeldBytes] = field(default_factory=dict)  # by stage
     positions: dict[int, Position] = field(default_factory=dict)  # by step, those of a scripted run from `complete` on
     position_after: Callable[[int], Position] = Position  # so many steps, where none of those is
@@ -285,8 +287,7 @@ class Progress:
         A scripted run that has not come there, or is beyond it, knows the step alone: nothing is trimmed then but what
         is counted by steps.
         """
-        known = self.positions.get(step)
-        return self.position_after(step) if known is None else known
+        return self.positions.get(step) or self.position_after(step)
 
     def may_report(self, step: int) -> bool:
         """Return True if a snapshot of `step` may be in a checkpoint: the script has all replies up to there."""
@@ -328,8 +329,7 @@ class Progress:
 
     def memory(self, run: str, index: int) -> WorkerRecord:
         """Return all that a broker which has lost its records must know at once. For the reader."""
-        step = min(self.finished.values(), default=0)
-        return WorkerRecord(run, index, self.complete, step, list(self.orders.known[0]))
+        return WorkerRecord(run, index, self.complete, min(self.finished.values(), default=0), [*self.orders.known[0]])
 
     def records(self, steps: int | None) -> list[StepRecord]:
         """Return the records that a broker which has lost its own must have after `memory`. For the reader.

@@ -13,6 +13,7 @@ from stageline.pipeline import addresses
 
 from .key_types import (
     Accepts,
+    Bandwidth,
     CodecName,
     Codecs,
     Device,
@@ -120,6 +121,18 @@ class RecoveryPlan(Section):
         default=20,
         description="Steps between snapshots; work redone after a loss is bounded by it. 0: none are written.",
         examples=[100],
+    )
+    copies: Unset[Annotated[int, whole(0, 1)]] = Field(
+        default=None,
+        description="How many workers besides its own hold each stage's snapshot on their disks, so that a worker may "
+        "be lost with its disk. Workers that share one run folder copy nothing. Default: 0.",
+        examples=[1],
+    )
+    copy_bandwidth: Unset[Bandwidth] = Field(
+        default=None,
+        description="What copies of snapshots may take of a worker's connection, in bytes a second. Activations and "
+        "gradients go first in any case. Default: no limit.",
+        examples=["1Gbit/s"],
     )
     restarts: Annotated[int, whole(0)] = Field(
         default=5,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     Assigned,
     Confirmed,
@@ -14,7 +15,6 @@ from stageline.broker.control.messages import (
     Report,
     Stop,
     StopRun,
-    Trim,
 )
 from stageline.broker.control.records import Event, RunLength
 from stageline.broker.coordinator.coordinator import Coordinator

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stageline.broker.control.messages import Answer, Ask, Confirmed, FromBroker, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Answer, Ask, Confirmed, FromBroker
 from stageline.broker.control.records import EvaluationRecord, Lack, RunLength, Wait
 from stageline.broker.coordinator.coordinator import Coordinator
 from stageline.broker.ledger.evaluations import stored_in

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import MOST_TIMES, Confirmed, Report
 from stageline.broker.control.queue_counts import Depth, Intake, Resend, ResendReason
 from stageline.broker.control.records import EvaluationRecord, Event, StepRecord, Wait
 from stageline.broker.coordinator.reports import implausible, is_due

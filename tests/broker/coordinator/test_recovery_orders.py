@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
@@ -19,7 +20,6 @@ from stageline.broker.control.messages import (
     Peers,
     Refused,
     Report,
-    Trim,
 )
 from stageline.broker.control.records import StepRecord, WorkerRecord
 from stageline.broker.control.store import MemoryStore

@@ -5,18 +5,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import (
-    Assigned,
-    Exited,
-    Failed,
-    Goodbye,
-    Peers,
-    Refused,
-    Standby,
-    Stop,
-    StopRun,
-    Trim,
-)
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned, Exited, Failed, Goodbye, Peers, Refused, Standby, Stop, StopRun
 from stageline.broker.coordinator.run import RunPhase, ScriptCode
 from stageline.broker.coordinator.state import Life
 from stageline.broker.ledger.losses import PARTING

@@ -5,7 +5,8 @@ import copy
 import msgspec
 import pytest
 
-from stageline.broker.control.messages import Assigned, FromBroker, Hello, Refused, Standby, Stop, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned, FromBroker, Hello, Refused, Standby, Stop
 from stageline.broker.control.store import MemoryStore
 from stageline.broker.coordinator.run import RunPhase, run_of
 from stageline.broker.coordinator.state import Life

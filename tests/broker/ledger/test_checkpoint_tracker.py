@@ -2,8 +2,9 @@
 
 import pytest
 
-from stageline.broker.control.messages import Refused, Trim
-from stageline.broker.ledger.recovery import CheckpointTracker
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Refused
+from stageline.broker.ledger.checkpoint_tracker import CheckpointTracker
 from support.conversation import TERMS, Conversation, hello, name
 from support.replacements import kill, reach, replacement, said, talk_of, trims
 

@@ -47,6 +47,7 @@ def test_the_story_of_a_microbatch_has_the_lost_attempts(talk: Conversation):
     assert attempts(talk, 22, 1) == [first, second]
 
 
+@pytest.mark.slow
 def test_the_newest_losses_returns_and_checkpoints_are_kept_with_their_times_by_a_broker_started_again(
     talk: Conversation,
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Answer,
@@ -21,7 +22,6 @@ from stageline.broker.control.messages import (
     Report,
     Standby,
     StopRun,
-    Trim,
 )
 from stageline.broker.control.records import WorkerRecord
 from stageline.broker.control.store import MemoryStore

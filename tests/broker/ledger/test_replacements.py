@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
@@ -16,7 +17,6 @@ from stageline.broker.control.messages import (
     Refused,
     Report,
     Stop,
-    Trim,
 )
 from stageline.broker.control.records import Event
 from stageline.broker.coordinator.run import RunPhase

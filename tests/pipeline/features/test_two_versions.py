@@ -92,6 +92,7 @@ def test_gradients_of_a_step_are_those_at_the_weights_before_the_newest_update()
         assert torch.equal(made.state_dict()[name], tensor)
 
 
+@pytest.mark.slow
 def test_there_are_never_more_than_two_versions_in_memory() -> None:
     made = stage()
     counts = [len(versions(made)) for _ in run(made, range(STEPS))]

@@ -15,7 +15,8 @@ from stageline.pipeline.plan import read_plan
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint import hooks as checkpoint_hooks
 from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
-from stageline.workers.checkpoint.hooks import LocalSnapshots, Rhythm, SnapshotHooks, restore
+from stageline.workers.checkpoint.hooks import Rhythm, SnapshotHooks, restore
+from stageline.workers.checkpoint.inventory import LocalSnapshots
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.disk.background_writer import BackgroundWriter
 from stageline.workers.runtime.calls import Position

@@ -103,6 +103,7 @@ def test_no_completion_imports_torch(line: str, project: Path) -> None:
     assert "torch" not in imported
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "reply"),
     [

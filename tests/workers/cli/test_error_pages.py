@@ -23,7 +23,7 @@ from support.paths import DOCS, ROOT
 
 TOPS = ("pipeline", "broker", "workers")
 # A base, of which there are no errors, and texts of a command or of a worker's end, which have the code of their cause.
-WITHOUT = {"BrokerError", "CommandFailed", "Stopped"}
+WITHOUT = {"BrokerError", "CommandFailed", "Left", "Stopped"}
 # Only new lines may come: a class may get another name, and keeps its code; that of a class that goes is not reused.
 CODES = {
     "SL101": "PlanRefused",

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from stageline.broker.codec.message import Message
-from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import Assigned, Finished, Peers, Refused, Stop
 from stageline.broker.control.pauses import Hold
 from stageline.broker.queues.memory import MemoryQueues
 from stageline.pipeline.errors import ExitCode
@@ -21,6 +22,7 @@ from stageline.workers.control.joining import Stopped
 from stageline.workers.control.leaving import Left, Notice
 from stageline.workers.runtime.calls import Call, CallFeed, CallKind, Position, encode_call
 from stageline.workers.runtime.loop import WorkerLoop
+from support.copies import copier_of
 from support.programs import calls_of, queue_named, queued_calls
 
 STEPS = 5
@@ -119,7 +121,9 @@ class CommandedWorker:
 
     def run(self, workers_timeout: float = 10.0) -> None:
         assigned = Assigned("run", 0, 7, 0)
-        self.handler = CommandHandler(assigned, self.broker, self.queues, self.hooks, self.loop)
+        self.handler = CommandHandler(
+            assigned, self.broker, self.queues, self.hooks, self.loop, copier_of(self.loop.program, self.queues)
+        )
         try:
             self.handler.run(nothing_saved, workers_timeout=workers_timeout, lease=1.0)
         finally:
@@ -275,7 +279,7 @@ class CalledWorker:
 
     @property
     def parts(self):
-        return self.broker, self.queues, self.hooks, self.loop
+        return self.broker, self.queues, self.hooks, self.loop, copier_of(self.loop.program, self.queues)
 
     def first_retained(self, key: Queue) -> int:
         return self.queues.outbound(key).peek(1)[0].number

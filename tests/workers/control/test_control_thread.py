@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Assigned,
@@ -22,7 +23,6 @@ from stageline.broker.control.messages import (
     Report,
     Stop,
     ToBroker,
-    Trim,
 )
 from stageline.broker.control.peek import Peeked, ShowLog, ShowStacks
 from stageline.broker.control.protocol import decode_to_broker, encode

@@ -157,6 +157,7 @@ def asked(words: list[str], folder: Path, *typed: str) -> tuple[int, str]:
         return process.wait(60), shown
 
 
+@pytest.mark.slow
 def test_at_a_terminal_the_passphrase_is_asked_for_and_not_shown(path: Path, tmp_path: Path) -> None:
     code, shown = asked(["new", "--encrypt"], tmp_path, PASSPHRASE, PASSPHRASE)
     assert (code, PASSPHRASE in shown) == (0, False)

@@ -17,6 +17,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stageline.broker.control.checkpoints import Trim
 from stageline.broker.control.messages import (
     CONTROL_VERSION,
     Answer,
@@ -34,7 +35,6 @@ from stageline.broker.control.messages import (
     Report,
     Stop,
     StopRun,
-    Trim,
 )
 from stageline.broker.control.place_keys import PlaceKeys
 from stageline.broker.control.protocol import RunKeys, Sealer, decode_from_broker, encode, sealed

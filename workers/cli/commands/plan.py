@@ -18,7 +18,7 @@ from stageline.pipeline.plan.tables import flat
 from stageline.workers.cli import options
 from stageline.workers.cli.consent import allow
 from stageline.workers.cli.help import Command, codes
-from stageline.workers.cli.output import answer, counted, say, share, show, size, span
+from stageline.workers.cli.output import answer, counted, duration, say, share, show, size, span
 
 if TYPE_CHECKING:
     from stageline.pipeline.plan import Plan
@@ -169,6 +169,7 @@ def _show(read: "Plan", found: "Estimate") -> None:
             f"{kept.worker}; from step {kept.replayed_from} on, {idle_stages} not run"
         )
     _show_taps(found, dict(flat(found.plan)))
+    _show_copies(found)
     idle = ", ".join(f"worker {index} {share(part)}" for index, part in enumerate(found.idle))
     frozen = " (as one where nothing is trained)" if any(not each.trained for each in found.stages) else ""
     say(f"idle, if a backward takes as long as two forwards{frozen} and a message no time: {idle}")
@@ -225,6 +226,25 @@ def _show_schedules(found: "Estimate") -> None:
             f"auto: {', '.join(halving)} split each backward in two halves. The halves are measured only if such a "
             f"schedule could be the fastest; it is rejected if they take over {MOST_HALVING} times as long as the whole"
         )
+
+
+def _show_copies(found: "Estimate") -> None:
+    """Print how many bytes each worker sends to the holder of its copies, and the stages that have no copy."""
+    from stageline.pipeline.plan import from_mapping
+    from stageline.pipeline.plan.copies import copy_groups
+    from stageline.pipeline.program import neighbours_of
+
+    plan = from_mapping(found.plan)
+    holders = neighbours_of(len(plan.workers), copy_groups(plan)) if plan.recovery.copies else ()
+    every, limit = counted(plan.recovery.snapshot_every, "step"), plan.recovery.copy_bandwidth
+    for worker, near in enumerate(holders):
+        own = [each for each in (*found.stages, *found.replicas) if each.worker == worker]
+        sent = sum(each.bytes.get(part, 0) for each in own for part in ("weights", "optimizer", "averages"))
+        takes = "" if limit is None else f", which takes {duration(sent / limit)} by recovery.copy_bandwidth"
+        if near:
+            say(f"copies: worker {worker} sends {size(sent)} to worker {near[0]} every {every}{takes}")
+        for each in () if near else own:
+            say(f"stage {each.label} has no copy: its party has no other worker, or data.stays keeps it here")
 
 
 def _show_taps(found: "Estimate", plan: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Commands that ask about a run and print the answer: `status`, `why` and `story`."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
@@ -131,6 +131,7 @@ def show_status(facts: Facts) -> None:
         "" if loss is None else f"loss {loss:.6g}",
         *(f"{name} {float(value):.6g}" for name, value in facts["metrics"].items()),
         "" if facts["best"] is None else f"best {best_of(facts['best'])}",
+        *_copied(facts.get("copies") or ()),
         f"weights_sha256 {facts['weights_sha256']}" if facts["weights_sha256"] else "",
         *_free(facts),
         *answers.pace(facts),
@@ -162,6 +163,17 @@ def _chosen(orders: Facts | None) -> list[str]:
         name, window, since = given[-1]["name"], given[-1]["window"], given[-1]["step"]
     sized = "" if window is None else f" {','.join(map(str, window))}"
     return [f"schedule {name}{sized} since step {since}", "" if review is None else review["why"]]
+
+
+def _copied(copies: Iterable[Facts]) -> Iterator[str]:
+    """Yield how far the copies of the snapshots of each stage are behind."""
+    for each in copies:
+        stage, step, newest = f"stage {each['stage']}", each["step"], each["newest"]
+        if each["holder"] is None:
+            yield f"{stage} has no copy: no other worker has another disk and a queue for copies"
+        elif newest and step != newest:
+            at = "no copy yet" if step is None else f"its copy is of step {step}"
+            yield f"{stage} has a snapshot of step {newest}; {at}, at worker {each['holder']}"
 
 
 def _admission(keys: Facts | None) -> list[str]:

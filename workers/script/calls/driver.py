@@ -27,7 +27,8 @@ import msgspec
 import structlog
 
 from stageline.broker.codec.structure import is_emptied
-from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop, Trim
+from stageline.broker.control.checkpoints import Trim
+from stageline.broker.control.messages import WAITS, Assigned, FromBroker, Peers, Refused, Stop
 from stageline.broker.control.records import Wait, WorkerRecord
 from stageline.broker.errors import BrokerError
 from stageline.broker.queues.base import WorkerQueues

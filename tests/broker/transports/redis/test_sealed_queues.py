@@ -307,6 +307,7 @@ def test_the_longest_message_fits_its_bounds_also_when_it_is_sealed() -> None:
 # Other keys for all places, while queues are used
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1], ids=["the producer first", "the consumer first"])
 def test_queues_go_on_with_other_keys_and_what_lies_at_the_server_is_sealed_with_them(
     first: int, stack: ExitStack, url: str

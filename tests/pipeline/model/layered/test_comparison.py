@@ -296,6 +296,7 @@ class Called(Net):
         return super().forward(x)
 
 
+@pytest.mark.slow
 def test_where_torch_has_gpus_a_fork_compares_so_that_this_process_can_still_be_forked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -375,6 +376,7 @@ class Words(nn.Module):
         return self.head(self.change(self.words(ids)))  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forks", [False, True])
 def test_sparse_gradients_are_compared(forks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: forks)

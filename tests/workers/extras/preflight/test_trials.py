@@ -83,6 +83,7 @@ def test_a_process_that_ends_without_a_result_is_named_with_what_it_did(
     assert failed.value.exit_code == 78
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", ["while True: sleep(0.01)", "ctypes.PyDLL(None).sleep(100)"])
 def test_a_hang_is_named_with_the_users_line_and_ended_even_if_it_holds_the_interpreter(
     code: str, workspace: Workspace, tried: TrialStarter

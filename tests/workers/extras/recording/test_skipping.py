@@ -135,6 +135,7 @@ def test_what_is_left_out_leaves_no_trace(fork_server, workspace, stage, schedul
     assert len(found[1]) == STEPS * 8 // 32  # once in an epoch
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "worker", "stage"),
     [
@@ -161,6 +162,7 @@ def test_the_same_microbatch_is_left_out_although_a_worker_is_killed(
     assert skipped(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [False, True], ids=["raised", "not finite"])
 def test_over_memory_it_is_left_out_as_over_sockets(fork_server, workspace, capsys, loss):
     where = ("model.loss=model.py:loss",) if loss else WHERE[1]

@@ -183,6 +183,7 @@ def test_a_fault_of_the_run_is_told_and_the_page_shows_what_is_known(served: Ser
     assert b"run-1" in served.ask("/").read()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [KeyError("lacking"), TypeError("of another type"), sqlite3.OperationalError("locked")]
 )

@@ -208,6 +208,7 @@ def test_a_script_whose_launcher_is_killed_does_not_wait_for_ever(workspace: Wor
     assert "RunFailed: the launcher of the run" in errors.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_worker_that_fails_before_the_script_has_joined_is_named_at_once(workspace: Workspace) -> None:
     """The script waited a minute for the broker, which had ended, and told to start one."""
     script = start(workspace, "processes", "optimizer")

@@ -44,6 +44,7 @@ def test_without_its_packages_the_dashboard_says_how_to_install_them(workspace: 
     assert not workspace.runs()
 
 
+@pytest.mark.slow
 def test_without_a_run_or_a_free_port_there_is_no_dashboard(workspace: Workspace, capsys) -> None:
     assert workspace.here("dashboard") == 3
     assert "no run of small" in capsys.readouterr().err

@@ -193,6 +193,7 @@ def test_who_stops_to_follow_a_run_does_not_end_it_at_trackers(
     assert [run["status"] for run in server.runs.values()] == ["RUNNING"]
 
 
+@pytest.mark.slow
 def test_a_run_is_followed_to_its_end(workspace: Workspace) -> None:
     sets = ("--set", "run.steps=200", "--set", "queues.url=memory://")
     train = workspace.start("train", ".", *sets)

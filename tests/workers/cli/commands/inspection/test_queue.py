@@ -128,6 +128,7 @@ def peeked(workspace: Workspace, capsys: pytest.CaptureFixture[str], queue: str,
     return found
 
 
+@pytest.mark.slow
 def test_what_a_queue_retains_is_looked_at_while_the_run_goes_on(workspace, capsys):
     train = workspace.start("train", ".", *ENDLESS, *KEEPS)
     until(train.stderr, "running")

@@ -34,6 +34,7 @@ READ = {"worker": 0, "name": "worker-0", "missing": "", "threads": []}
 PATIENT = ("--set", "recovery.lease=600")  # a worker that hangs is not declared lost
 
 
+@pytest.mark.slow
 def test_the_line_of_user_code_that_hangs_is_shown_and_the_run_goes_on(workspace: Workspace, capsys):
     (workspace.folder / "hangs.py").write_text(HANGS)
     train = workspace.start("train", ".", *OF_A_HANG, *PATIENT)

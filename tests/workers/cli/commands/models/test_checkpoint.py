@@ -91,6 +91,7 @@ def test_checkpoints_are_listed_verified_split_and_converted(workspace, run, cap
     assert SnapshotDirectory(elsewhere.with_name(shown["new_run"]) / "checkpoints", origin).verify(1, 6) == []
 
 
+@pytest.mark.slow
 def test_what_would_change_the_bits_or_is_damaged_is_refused_before_anything_runs(workspace, run, capsys):
     (run / "result.json").unlink()
     resume = ("train", ".", "--resume", run.name, "--set", "recovery.snapshot_every=2", "--set", "data.check=false")

@@ -87,6 +87,17 @@ def test_the_bytes_of_what_is_tapped_are_told_before_the_run(workspace, capsys):
     assert "taps" not in capsys.readouterr().out
 
 
+def test_a_plan_tells_what_copies_of_snapshots_take_and_which_stages_have_none(workspace, capsys):
+    copies = ("--set", "recovery.copies=1", "--set", "recovery.copy_bandwidth=160")
+    assert workspace.here("plan", ".", *copies) == 0  # 40 numbers of 4 bytes, without optimizer state
+    told = capsys.readouterr().out
+    assert "worker 0 sends 160 B to worker 1 every 20 steps, which takes 1.0 s by recovery.copy_bandwidth" in told
+    assert workspace.here("plan", ".", "--set", "recovery.copies=1", "--set", "workers.0.stages=[0, 1]") == 0
+    told = capsys.readouterr().out
+    assert "stage 0 has no copy" in told
+    assert "stage 1 has no copy" in told
+
+
 @pytest.mark.parametrize("command", ["plan", "train"])
 def test_messages_that_have_no_room_until_a_checkpoint_lets_them_go_are_refused(command, workspace, capsys):
     assert workspace.here("plan", ".", "--json", "--set", "recovery.restarts=0") == 0

@@ -123,6 +123,7 @@ def test_on_a_terminal_train_draws_bars_and_gives_the_cursor_back(workspace):
     assert drawn.rindex("\x1b[?25h") > drawn.rindex("\x1b[?25l")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes", ["no room", "no reader"])
 def test_a_run_whose_output_cannot_be_written_goes_on_and_its_result_is_in_its_folder(workspace, fork_server, takes):
     reading, writing = os.pipe()
