@@ -16,7 +16,6 @@ That thread is the child's parent to the system, which tells a child that asks f
 of a process's. So it is over, to the system too, when `Fork` returns, and a child asks once it is told of that.
 """
 
-import ctypes
 import faulthandler
 import fcntl
 import gc
@@ -37,7 +36,7 @@ from typing import Any, TextIO
 
 from stageline.pipeline.errors import ExitCode
 
-from .lifeline import NONE, Lifeline, LifelineOwner
+from .lifeline import NONE, Lifeline, LifelineOwner, kill_with_parent
 from .streams import LossyStream, put
 
 _FIRST_LOOK, _LOOK = 0.0005, 0.01  # seconds between two looks at a process, the pauses doubling
@@ -47,7 +46,6 @@ _STDERR = 2  # the last of the three descriptors that every process has
 _DESCRIPTORS = "/dev/fd"
 _IGNORED = frozenset(getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name))  # by Python
 _OF_COPIES = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_DFL, signal.SIGCHLD: signal.SIG_DFL}
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Child:
@@ -284,11 +282,9 @@ def _die_with(parent: int, lifeline: int) -> None:
     The thread that has forked this process must have ended: of its end, too, the system would tell.
     """
     begins = os.read(lifeline, 1)
-    if not sys.platform.startswith("linux"):
+    if not kill_with_parent():
         Lifeline(lifeline).end_process_when_cut(after=0.0)
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if not begins or os.getppid() != parent:
+    elif not begins or os.getppid() != parent:
         os._exit(ExitCode.FAILED)
 
 

@@ -4,17 +4,13 @@ keeper ──holds one end──> worker: `KeeperLink`       the worker ends wit
        <── "over" ──────  worker               the broker has said that the run is over
 """
 
-import ctypes
 import os
-import signal
 import socket
-import sys
 
 from stageline.pipeline.errors import ExitCode
 
-from .lifeline import NONE, Lifeline
+from .lifeline import NONE, Lifeline, kill_with_parent
 
-PR_SET_PDEATHSIG = 1  # of prctl(2)
 OVER = b"over\n"
 
 
@@ -30,8 +26,7 @@ class KeeperLink:
         lifeline = Lifeline(fd)
         if fd == NONE:
             return
-        if sys.platform.startswith("linux"):
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        kill_with_parent()
         if lifeline.cut:  # before the system was asked
             os._exit(ExitCode.FAILED)
         lifeline.end_process_when_cut(after=0.0)

@@ -3,8 +3,11 @@
 train  ──holds the only writing end; nothing is ever written──>  broker, workers, trials: `Lifeline`
 """
 
+import ctypes
 import os
 import select
+import signal
+import sys
 import threading
 import time
 import weakref
@@ -14,6 +17,7 @@ from stageline.pipeline.errors import ExitCode
 
 NONE = -1  # no pipe: the process was started by hand
 LEFT_TO_EXIT = 10.0  # seconds for a process to exit by itself, unless it hangs
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class Lifeline:
@@ -72,6 +76,18 @@ class Lifeline:
         first()
         time.sleep(after)
         os._exit(ExitCode.FAILED)
+
+
+def kill_with_parent() -> bool:
+    """Have the system kill this process once its parent ends, also if this one is stopped or hangs then.
+
+    The system counts the thread that has started this process as its parent. Of a parent that has ended already, it
+    does not tell: look for that afterwards. Returns False if the system cannot do it.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    return True
 
 
 class LifelineOwner:

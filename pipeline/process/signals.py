@@ -1,4 +1,4 @@
-"""Signal handlers of stageline's processes: the effects of SIGINT and SIGTERM. No other file installs handlers.
+"""Signal handlers of stageline's processes: the effects of SIGINT and SIGTERM.
 
                               first                          second
     command, before its work  exits at once                  -
@@ -9,9 +9,12 @@
     broker                    stops the run                  exits without waiting for workers
     worker                    exits between two actions      exits at once
     worker, with notice       leaves after a step (SIGTERM)  exits at once
+    worker --keep             passes it on, and waits        passes it on
 
 A SIGINT that the parent ignores, as a shell does for what it starts with `&`, is handled all the same: it stops a run
 with its work saved. A script's own process is left as Python has it.
+
+No other file installs handlers, except `workers/launch/keeper.py`, which passes SIGHUP on as well.
 
 This module imports nothing that takes time: the handlers of "before its work" are installed before torch is loaded.
 """

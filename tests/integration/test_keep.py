@@ -38,7 +38,7 @@ def gone(process: psutil.Process) -> bool:
 def test_a_kept_worker_that_is_stopped_is_killed_and_started_again_to_the_same_bits(workspace: Workspace) -> None:
     run = RunWithLeavers(workspace, "tcp://127.0.0.1:0", **{"recovery.lease": 3.0, "recovery.restarts": 9})
     run.trains_beyond(1)
-    keeper = keeper_of(run, "--hung-seconds", "4", "--alive-file", ALIVE)
+    keeper = keeper_of(run, "--hung-seconds", "5", "--alive-file", ALIVE)
     first = worker_of(keeper)
     wait_for(lambda: run.is_present(first.pid))
     assert "torch" not in Path(f"/proc/{keeper.pid}/maps").read_text()
@@ -49,6 +49,37 @@ def test_a_kept_worker_that_is_stopped_is_killed_and_started_again_to_the_same_b
     assert "hung" in said
     assert gone(first)
     wait_for(lambda: run.is_present(worker_of(keeper).pid))
+    run.takes("0")
+    run.workers[1] = keeper
+    run.ends()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit")
+def test_a_worker_whose_code_hangs_tells_where_and_one_that_cannot_be_started_is_tried_again(
+    workspace: Workspace,
+) -> None:
+    run = RunWithLeavers(
+        workspace, "tcp://127.0.0.1:0", **{"recovery.lease": 9.0, "recovery.action": 3.0, "recovery.restarts": 9}
+    )
+    run.trains_beyond(1)
+    keeper = keeper_of(run, "--hung-seconds", "5")
+    first = worker_of(keeper)
+    wait_for(lambda: run.is_present(first.pid))
+    run.takes("600")
+    assert "in forward" in until(keeper.stderr, "model.py")
+    run.takes("0.005")
+    assert "hung" in until(keeper.stderr, "started again in 1 s")
+    assert gone(first)
+    second = worker_of(keeper)
+    wait_for(lambda: run.is_present(second.pid))
+    limits = psutil.Process(keeper.pid)
+    before = limits.rlimit(psutil.RLIMIT_NOFILE)
+    limits.rlimit(psutil.RLIMIT_NOFILE, (3, before[1]))
+    second.kill()
+    assert "SIGKILL" in until(keeper.stderr, "started again in ")
+    assert "Too many open files" in until(keeper.stderr, "cannot be started")
+    limits.rlimit(psutil.RLIMIT_NOFILE, before)
     run.takes("0")
     run.workers[1] = keeper
     run.ends()
@@ -96,6 +127,35 @@ def test_an_end_that_would_be_repeated_is_final_and_one_that_may_pass_is_tried_w
     assert missing.wait() == ExitCode.INTERRUPTED
     again = workspace.command("worker", ".", "--keep", "--join", "-")
     assert (again.returncode, "@FILE" in again.stderr) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_leaves_no_process_of_its_own_to_the_next(workspace: Workspace) -> None:
+    workspace.write("model.py", "import subprocess, time\nsubprocess.Popen(['sleep', '600'])\ntime.sleep(600)\n")
+    keeper = workspace.start("worker", ".", "--keep", "--broker", "tcp://127.0.0.1:9", cold=True)
+    worker = worker_of(keeper)
+    wait_for(lambda: bool(worker.children()))
+    (left,) = worker.children()
+    worker.kill()
+    until(keeper.stderr, "started again in 1 s")
+    wait_for(lambda: gone(left))
+    keeper.send_signal(signal.SIGTERM)
+    assert keeper.wait() == ExitCode.INTERRUPTED
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_exit_after_the_run_is_not_started_again(workspace: Workspace) -> None:
+    run = RunWithLeavers(workspace, "tcp://127.0.0.1:0", **{"recovery.lease": 3.0, "recovery.restarts": 9})
+    run.trains_beyond(1)
+    text = "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    workspace.write("model.py", text + (workspace.folder / "model.py").read_text())
+    keeper = keeper_of(run, "--hung-seconds", "5")
+    run.takes("0")
+    del run.workers[1]
+    run.ends()
+    said = until(keeper.stderr, "hung")
+    assert "the run is over" in said
+    assert keeper.wait() == ExitCode.FAILED
 
 
 @pytest.mark.slow

@@ -209,7 +209,8 @@ def warn(warnings: Sequence[str]) -> None:
 def require_restarts(plan: "plans.Plan", why: str = "a spare has nothing to wait for") -> None:
     """Raise `click.UsageError`, which says `why`, if no worker of the plan is replaced."""
     if not plan.recovery.on:
-        raise click.UsageError(f"{why}: no worker is replaced; add --set recovery.restarts=5")
+        lacks = "restarts=5" if not plan.recovery.restarts else "snapshot_every=20"
+        raise click.UsageError(f"{why}: no worker is replaced; add --set recovery.{lacks}")
 
 
 def plan_arguments(config: str, sets: Sequence[str]) -> list[str]:

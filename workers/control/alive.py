@@ -32,7 +32,7 @@ class Signs:
     Attributes:
         actions: Number of completed actions.
         turn: Time at which the loop last came round in a wait, or between two actions; 0.0 before it has begun.
-        doing: Its present work, for people.
+        doing: Present work of the loop, for people.
     """
 
     actions: int
@@ -58,10 +58,10 @@ class Liveness:
         """Return True if the loop progresses.
 
         Args:
-            signs: Its signs.
+            signs: Signs of the loop.
             now: Seconds of a clock that is never set back.
-            waits: True while it has nothing to compute.
-            writes: True while it waits for the disk.
+            waits: True while the loop has nothing to compute.
+            writes: True while the loop waits for the disk.
         """
         if signs != self._signs:
             self._signs, self._since = signs, now
@@ -93,6 +93,7 @@ class Pulse:
     def load(self) -> None:
         """Give signs from a thread until the next `beat`, for as long as loading may take."""
         if self._path is not None:
+            self._loaded.set()
             self._loaded = loaded = threading.Event()
             threading.Thread(target=self._loads, args=(loaded,), name="alive", daemon=True).start()
 

@@ -10,11 +10,12 @@ This process imports neither torch nor the command line: it takes a few megabyte
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from time import monotonic, sleep
 
@@ -58,9 +59,9 @@ class Restarts:
         """Return what follows from the end of a worker.
 
         Args:
-            status: Its exit status as `subprocess` gives it: negative if a signal has killed it.
-            worked: Seconds for which it was there.
-            over: True if it has said that the run is over.
+            status: Exit status of the worker as `subprocess` gives it: negative if a signal has killed the worker.
+            worked: Seconds for which the worker was there.
+            over: True if the worker has said that the run is over.
             told: True if the keeper was told to end.
             hung: Seconds without a sign of life after which the keeper has killed it; None if it has not.
         """
@@ -72,8 +73,19 @@ class Restarts:
             return Next(None, code, f"{why}: {ends}")
         if worked >= STEADY:
             self._pause = FIRST_PAUSE
-        pause, self._pause = self._pause, min(LONGEST_PAUSE, 2 * self._pause)
+        pause = self._lengthen()
         return Next(pause, code, f"{why}: it is started again in {pause:g} s")
+
+    def not_started(self, error: OSError) -> Next:
+        """Return what follows if no process can be started: the machine may have memory or descriptors again later."""
+        pause = self._lengthen()
+        said = f"the worker cannot be started: {error}. It is tried again in {pause:g} s"
+        return Next(pause, int(ExitCode.FAILED), said)
+
+    def _lengthen(self) -> float:
+        """Return the pause before the next start; the one after it is longer."""
+        pause, self._pause = self._pause, min(LONGEST_PAUSE, 2 * self._pause)
+        return pause
 
 
 class AliveFile(AbstractContextManager["AliveFile"]):
@@ -158,19 +170,17 @@ class Keeper:
             if found.pause is None:
                 return found.code
             if not self._rest(found.pause):
+                _say("a signal has ended the keeper, before another start")
                 return ExitCode.INTERRUPTED
 
     def _work(self) -> Next:
         """Start a worker; return what follows from its end."""
-        mine, theirs = link()
+        watch = AliveWatch(self._alive.modified, self._hung)
+        try:
+            mine, worker = self._start()
+        except OSError as error:
+            return self._restarts.not_started(error)
         with mine:
-            watch = AliveWatch(self._alive.modified, self._hung)
-            with theirs:
-                own = ["--kept", str(theirs.fileno()), "--alive-file", self._alive.path]
-                words, keep = ["worker", *self._arguments, *own], [theirs.fileno(), *self._alive.descriptors]
-                self._worker = worker = Interpreter("stageline", words, keep, start_new_session=True)
-                if self._told:  # while it was started
-                    worker.send_signal(signal.SIGTERM)
             began, hung = monotonic(), None
             while (status := worker.poll()) is None:
                 if hung is None and watch.hangs(monotonic()):
@@ -178,7 +188,22 @@ class Keeper:
                     self._end(worker)
                 sleep(POLL)
             worked = monotonic() - began
+            if status:
+                _kill_group(worker.pid)  # what it has left behind may hold memory, ports or a GPU
             return self._restarts.next(status, worked, over=has_said_over(mine), told=self._told, hung=hung)
+
+    def _start(self) -> tuple[socket.socket, Interpreter]:
+        """Return the keeper's end of a link, and a new worker at the other. Raises `OSError` if there can be none."""
+        with ExitStack() as failed:
+            mine, theirs = map(failed.enter_context, link())
+            own = ["--kept", str(theirs.fileno()), "--alive-file", self._alive.path]
+            words, keep = ["worker", *self._arguments, *own], [theirs.fileno(), *self._alive.descriptors]
+            self._worker = worker = Interpreter("stageline", words, keep, start_new_session=True)
+            if self._told:  # while it was started
+                worker.send_signal(signal.SIGTERM)
+            failed.pop_all()
+        theirs.close()
+        return mine, worker
 
     def _end(self, worker: Interpreter) -> None:
         """Have a worker that hangs tell where it is, then kill it with what it has started."""
@@ -186,8 +211,7 @@ class Keeper:
         with suppress(subprocess.TimeoutExpired):
             worker.wait(TELL)
         if worker.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
+            _kill_group(worker.pid)
 
     def _rest(self, seconds: float) -> bool:
         """Wait before another start; return False if a signal has come."""
@@ -200,6 +224,12 @@ class Keeper:
         self._told = True
         if self._worker is not None:
             self._worker.send_signal(number)
+
+
+def _kill_group(number: int) -> None:
+    """Kill the processes of a group. As long as there is one, no process gets the number of the group."""
+    with suppress(OSError):  # there is none
+        os.killpg(number, signal.SIGKILL)
 
 
 def _ended(status: int, hung: float | None) -> str:

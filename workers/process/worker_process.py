@@ -62,7 +62,9 @@ def run_worker(plan: Plan, options: WorkerOptions) -> int:
         NotAdmitted: The broker has no place for a worker with `options.joined`: another run may begin there.
     """
     try:
-        return _run(_anchored(plan), options)
+        code = _run(_anchored(plan), options)
+        options.over()  # the process may yet hang, or be killed, before it exits
+        return code
     except NotAdmitted as refusal:
         if refusal.over and not options.joined:
             options.over()

@@ -1,6 +1,7 @@
 """A worker gives signs of life as long as it progresses, by the bounds of its plan."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_the_file_is_touched_while_the_loop_goes_on_and_not_once_it_hangs(tmp_pa
     assert not any(signs[int(LEASES.silence) + 1 :])
     progress.counted(QueueCounts(at=2.0))
     assert is_touched()
+
+
+def test_no_thread_gives_signs_once_the_loop_gives_its_own_however_often_something_was_loaded(tmp_path: Path):
+    before = set(threading.enumerate())
+    pulse = Pulse(tmp_path / "alive", LEASES, SetClock())
+    pulse.load()  # before the worker has a place
+    pulse.load()  # and after
+    pulse.beat(Progress.of(calls_of(make_schedule("gpipe", ((0, 1),), 1), 2), 0))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 def test_a_file_that_cannot_be_touched_ends_no_worker(tmp_path: Path):

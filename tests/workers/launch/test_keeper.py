@@ -1,5 +1,6 @@
 """The keeper of a worker decides by exit codes, with growing pauses, and by the age of the alive file."""
 
+import errno
 import os
 from collections.abc import Iterator
 
@@ -45,6 +46,13 @@ def test_a_line_says_how_the_worker_ended_and_when_it_is_tried_again():
     assert "hung" in hung.said
 
 
+def test_a_worker_that_cannot_be_started_is_tried_again_with_the_same_pauses():
+    restarts = Restarts()
+    found = restarts.not_started(OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert (found.pause, "Cannot allocate memory" in found.said, "in 1 s" in found.said) == (1.0, True, True)
+    assert restarts.next(1, 0.5, over=False, told=False).pause == 2.0
+
+
 class Touched:
     """An alive file and the keeper's clock."""
 
@@ -54,7 +62,7 @@ class Touched:
         self.watch = AliveWatch(lambda: self.modified, 5.0)
 
     def after(self, seconds: float) -> bool:
-        """Whether the worker hangs at some look within so many seconds."""
+        """True if the worker hangs at some look within so many seconds."""
         end, found = self.now + seconds, False
         while self.now < end:
             self.now += POLL

@@ -94,14 +94,14 @@ GRACE = 5.0  # seconds beyond its bound, in which the process that started it en
 @click.option("--keep", is_flag=True, help="Start the worker again when it ends or hangs, unless its end is final.")
 @click.option(
     "--hung-seconds",
-    type=options.Finite(min=1),
+    type=options.Finite(min=5),  # the end of an interpreter with torch takes seconds, without a sign
     default=60.0,
     show_default=True,
     help="With --keep: a worker that gives no sign of life for so long is killed.",
 )
 @click.option(
     "--alive-file",
-    type=click.Path(dir_okay=False),
+    callback=lambda ctx, option, path: None if path is None else _alive_file(path),
     metavar="PATH",
     help="Touch this file every second, as long as the worker progresses.",
 )
@@ -136,6 +136,8 @@ def worker(
     the plan is that of a script, and its functions are imported from the current folder, which must have the script's
     files.
     """
+    if kept == -1 and not keep and ctx.get_parameter_source("hung_seconds") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--hung-seconds has no effect without --keep: add --keep, or leave it out")
     if keep:
         _become_keeper(ctx.meta[ARGUMENTS], hung_seconds, alive_file or "")
     keeper = KeeperLink(kept)
@@ -197,6 +199,17 @@ def worker(
         demand_key(text := given or plan.broker.url, insecure=False)
         return work(plan, address_of(text), None)
     return work(plan, *_entered(given or plan.broker.url, called, patience, insecure=plan.broker.insecure))
+
+
+def _alive_file(path: str) -> str:
+    """Return `path` once the file is there. Its time stays: no sign of life is given yet."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
+    except OSError as error:
+        raise click.BadParameter(
+            f"{path} is not writable ({error.strerror}): name one that this user may write, in a folder that exists"
+        ) from error
+    return path
 
 
 def _become_keeper(words: Sequence[str], hung: float, alive: str) -> NoReturn:
