@@ -5,6 +5,9 @@ Its file is the first in a run's folder:
     process.json    {"pid": 812, "host": "desk", "started": 1785.2, "began": 1786.0, "command": "train", ...}
 
 As long as that process is there, the run is not over; a run without a recorded end whose process is gone was killed.
+The system tells when a process was started by its present clock, and moves that time when its clock is set. The time of
+the boot moves with it: so it is recorded as well, and tells by how much.
+
 The broker records the end of a run, unless it is gone, or its records cannot be written: then `process.json` has it.
 """
 
@@ -32,6 +35,7 @@ RunCommand = Literal["train", "broker", "script"]
 
 LONGEST_REASON = 2000  # characters of why a run has ended: its file stays within one block of the disk
 _SAME = 1.0  # seconds by which two readings of a process's start may differ
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +43,8 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         started: Time at which the process was started.
+        booted: Time at which its machine was booted, by the same reading of the clock.
+        boot: Id of that boot; "" if the system tells none.
         began: Time at which it began the run.
         plan: Plan as on the command line, without passwords; "" for one that is no file.
         sets: Overridden keys as on the command line, without passwords.
@@ -56,6 +62,8 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
     sets: list[str] = []
     ended: str = ""
     code: int = ExitCode.OK
+    booted: float = 0.0
+    boot: str = ""
 
     @property
     def alive(self) -> bool | None:
@@ -63,8 +71,9 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
         if self.host != socket.gethostname():
             return None
         try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.started) < _SAME
+            booted, process = psutil.boot_time(), psutil.Process(self.pid)
+            moved = booted - self.booted if self.boot and self.boot == _boot() else 0.0
+            same = abs(process.create_time() - moved - self.started) < _SAME
             return same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
@@ -81,6 +90,14 @@ class RunOwner(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.begin} {shlex.join(how)}"
 
 
+def _boot() -> str:
+    """Return the id of this machine's boot, "" if the system tells none."""
+    try:
+        return _BOOT.read_text().strip()
+    except OSError:
+        return ""
+
+
 def write_owner(folder: Path, plan: "plans.Plan", command: RunCommand) -> None:
     """Record that this process runs the run in `folder`. Raises `OSError`.
 
@@ -89,11 +106,13 @@ def write_owner(folder: Path, plan: "plans.Plan", command: RunCommand) -> None:
         plan: Plan of the run.
         command: Command that this process carries out.
     """
-    process = psutil.Process()
+    booted, process = psutil.boot_time(), psutil.Process()
     owner = RunOwner(
         pid=process.pid,
         host=socket.gethostname(),
         started=process.create_time(),
+        booted=booted,
+        boot=_boot(),
         began=time(),
         command=command,
         name=plan.run.name,

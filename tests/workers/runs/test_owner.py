@@ -41,6 +41,18 @@ def test_the_owner_is_alive_as_long_as_its_process_is_even_if_another_gets_its_n
     assert not theirs.alive
 
 
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0, 1.0])
+def test_the_owner_is_alive_although_the_clock_was_set_since_its_run_began(seconds, plan, tmp_path, monkeypatch):
+    """The system tells starts by its present clock: once that was set, a run that went on counted as killed."""
+    write_owner(tmp_path, plan, "train")
+    mine, booted = owner_of(tmp_path), psutil.boot_time()
+    monkeypatch.setattr("psutil._psplatform.boot_time", lambda: booted + seconds)
+    assert psutil.Process().create_time() == pytest.approx(mine.started + seconds)
+    assert mine.alive
+    assert not msgspec.structs.replace(mine, started=mine.started - 60).alive
+    assert not msgspec.structs.replace(mine, boot="another").alive
+
+
 def test_the_command_that_goes_on_names_the_plan_as_it_was_named_but_no_password(plan, tmp_path):
     write_owner(tmp_path, plan, "train")
     words = shlex.split(owner_of(tmp_path).resume("mlp-1"))
