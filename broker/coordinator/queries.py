@@ -21,7 +21,7 @@ from stageline.pipeline.schedule import ONCE_PER_STEP, Schedule
 
 from .copying import told_copies
 from .measuring import measures
-from .pacing import course, history, number, pace_of, slow, timetable
+from .pacing import course, history, number, pace_of, schedule_at, slow, timetable
 from .pausing import told
 from .peeks import over
 from .queue_queries import BadQuery, microbatches, queue, queues
@@ -320,7 +320,8 @@ def _slowness(run: RunState, now: float) -> Facts:
     def compute() -> Facts:
         return {"slow": slow(run), "recovery": lost_time(run)}
 
-    circumstances = (run.lifecycle.state, len(run.orders.orders), run.pauses.after, run.milestones.events[-1:])
+    _, since = schedule_at(run, run.ledger.finished_floor)
+    circumstances = (run.lifecycle.state, since, run.pauses.after, run.milestones.events)
     facts = run.slowness.given(circumstances, compute, now)
     if facts["slow"] is None:  # the next step may be the first of which there is something to say
         run.slowness.forget()

@@ -8,8 +8,10 @@ import pytest
 from stageline.broker.control.messages import Answer, Ask
 from stageline.broker.control.pace_answers import WhyFacts
 from stageline.broker.control.pauses import HeldBack, PauseRun
+from stageline.broker.control.records import ScheduleOrder
 from stageline.broker.coordinator.kept_answer import LONGEST, TIMES, KeptAnswer
 from stageline.broker.coordinator.run import RunConfig
+from stageline.broker.ledger.milestones import Milestone
 from support.conversation import TERMS, Conversation, name, report
 from support.replacements import REPLACING, kill, replacement
 from support.slow_steps import SlowRun
@@ -119,6 +121,30 @@ def test_a_pause_is_told_at_once_and_after_its_end_the_answer_is_new() -> None:
     talk.train(6)
     age, step = talk.told()
     assert (age, step) == (0.0, 35)
+
+
+def test_once_a_step_has_another_schedule_no_answer_about_the_one_before_is_given() -> None:
+    """An order is known before its first step: an answer of the steps in between was kept beyond that step."""
+    talk = SlowConversation()
+    talk.core.run.orders.orders = [ScheduleOrder(33, "gpipe")]
+    assert talk.told() == (0.0, 29)
+    talk.train(2)
+    assert talk.told() == (2.0, 29)
+    talk.train(1)
+    assert talk.why()["slow"] is None
+    talk.train(6)
+    assert talk.told() == (0.0, 38)
+
+
+def test_a_loss_makes_the_answer_new_although_the_clock_of_the_broker_before_was_ahead() -> None:
+    """The newest milestone by its time was one of the broker before, whatever came after it."""
+    talk = SlowConversation(REPLACING)
+    talk.core.run.milestones.append(Milestone("broker", talk.now + 3600.0, 0))
+    assert talk.told() == (0.0, 29)
+    talk.lost()
+    talk.replaced()
+    talk.train(2)
+    assert talk.told() == (0.0, 31)
 
 
 def test_a_run_of_too_few_steps_is_explained_as_soon_as_there_are_enough() -> None:
