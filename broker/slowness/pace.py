@@ -115,9 +115,13 @@ class RunPace:
         return self._totals.get(copy, ())
 
     def ended(self, step: int) -> float | None:
-        """Return when the last stage ended a step, in seconds since the epoch; None if that is not known."""
+        """Return when the last stage ended a step, in seconds since the epoch; None if that is not known.
+
+        The time is by the broker's clock, as far as it is known how far that is ahead of the worker's.
+        """
         of = (next((each for each in reversed(sums) if each.step <= step), None) for sums in self._totals.values())
-        return max((each.end for each in of if each is not None and each.step == step), default=None)
+        ends = (each.end + (each.ahead or 0.0) for each in of if each is not None and each.step == step)
+        return max(ends, default=None)
 
     def paused(self, schedule: Schedule, steps: int) -> dict[int, dict[WaitCause, float]]:
         """Return by worker the seconds of a step that it paused for each cause, on average over its newest `steps`.

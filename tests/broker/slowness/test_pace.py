@@ -70,6 +70,15 @@ def test_a_broker_that_was_started_again_counts_late_reports_by_when_their_steps
     assert pace.best == pytest.approx(1, rel=0.05)
 
 
+def test_the_end_of_a_step_is_by_the_brokers_clock_as_its_other_times() -> None:
+    """`why` told people the time of day since when a run was slow, by the clock of a worker that was 500 s behind."""
+    pace = RunPace()
+    pace.note([record(0, 7), record(0, 8)])
+    pace.note([record(1, 7), record(1, 8)], ahead=500.0)
+    assert pace.ended(7) == 507.5
+    assert pace.ended(9) is None
+
+
 def test_steps_that_are_repeated_after_a_loss_are_no_better_pace() -> None:
     pace = RunPace()
     for step in range(140):
