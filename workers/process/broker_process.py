@@ -145,7 +145,7 @@ def run_broker(
             note = KeyLog(folder).note
             serve_channel(core, channel, stop=host.should_exit, linger=linger, kept=wait.over, gate=gate, note=note)
             _clear_queues(core.run, plan.queues.url)
-            core.keep_observation(STEADY.time())
+            core.keep_observation(STEADY.time(), STEADY.behind())
         except StoreUnusable as error:
             if not supervised:
                 record_end(folder, error.exit_code, str(error))

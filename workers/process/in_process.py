@@ -130,7 +130,7 @@ class _Local(AbstractContextManager["_Local"]):
                 self._report()
                 if monotonic() >= observed:
                     observed = monotonic() + EVERY
-                    self._coordinator.keep_observation(STEADY.time())
+                    self._coordinator.keep_observation(STEADY.time(), STEADY.behind())
                 on_status(self.status())
                 self._questions.answer(self._coordinator, STEADY.time())
                 if interrupted():
@@ -161,7 +161,7 @@ class _Local(AbstractContextManager["_Local"]):
         """Record how the run ended, for later queries."""
         if outcome.code:
             self._coordinator.run.fail(outcome.reason, outcome.code)
-        self._coordinator.keep_observation(STEADY.time())
+        self._coordinator.keep_observation(STEADY.time(), STEADY.behind())
 
     def status(self) -> Facts:
         """Return the status of the run, as the broker answers it."""
