@@ -10,7 +10,7 @@ Number = float | Literal["nan", "inf", "-inf"]  # a text where JSON has no numbe
 
 
 class _Printed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The base of all."""
+    """Base of the facts in this file."""
 
 
 class RemovedRun(_Printed, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class LeftWorker(_Printed, frozen=True, kw_only=True):
 
 
 class DoctorFinding(_Printed, frozen=True, kw_only=True):
-    """DoctorFinding of a check.
+    """Result of one check.
 
     Attributes:
         what: What was checked.
