@@ -43,7 +43,7 @@ class SnapshotLost(SnapshotDamaged):
     holds a copy of it
     """
 
-    error_code = "SL408"
+    error_code = "SL416"
 
     def __init__(self, folder: Path) -> None:
         """Describe the snapshot that would be in `folder`."""
