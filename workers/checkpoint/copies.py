@@ -9,7 +9,7 @@ A copy is the same folder, byte for byte, so whatever reads a snapshot reads a c
 """
 
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from stageline.broker.control.checkpoints import CopyState
 from stageline.pipeline.program import CHUNKS
+from stageline.pipeline.retry import Note
 from stageline.pipeline.tree import Tree
 from stageline.workers.disk.atomic_file import draft_of, make_folder
 from stageline.workers.disk.background_writer import LONGEST_WRITE, BackgroundWriter
@@ -43,7 +44,7 @@ class SnapshotLost(SnapshotDamaged):
     holds a copy of it
     """
 
-    error_code = "SL408"
+    error_code = "SL416"
 
     def __init__(self, folder: Path) -> None:
         """Describe the snapshot that would be in `folder`."""
@@ -64,11 +65,13 @@ class SnapshotToReceive(Protocol):
 
     Attributes:
         count: Number of its parts, the first among them.
-        outcome: `DONE` or `FAILED` once that is known; else None.
     """
 
     count: int
-    outcome: CopyState | None
+
+    @property
+    def outcome(self) -> CopyState | None:
+        """`DONE` or `FAILED` once that is known; else None. Raises `SnapshotFailed` if the disk cannot be used."""
 
     @property
     def has_room(self) -> bool:
@@ -140,11 +143,13 @@ class CopyDraft:
         Raises:
             SnapshotDamaged: That is no manifest of such a snapshot.
         """
-        self.outcome: CopyState | None = None
+        self._outcome: CopyState | None = None
         target = snapshots.path(stage, step)
         self._manifest = parse_manifest(data, target)
         if not self._manifest.files.keys() <= KNOWN:
             raise SnapshotDamaged(target, [f"it lists the files {', '.join(self._manifest.files)}"])
+        if (least := min(_sizes(self._manifest).values(), default=0)) < 0:
+            raise SnapshotDamaged(target, [f"it lists a file of {least} bytes"])
         self.count = count_of(self._manifest)
         self._snapshots, self._stage, self._step = snapshots, stage, step
         self._data = data
@@ -153,12 +158,19 @@ class CopyDraft:
         self._taken = 1
         self._checked = False
         self._discarded = False
-        writer.submit(self._check, self, what=f"look for the snapshot {target}")
+        self._submit(self._check, f"look for the snapshot {target}")
+
+    @property
+    def outcome(self) -> CopyState | None:
+        """`DONE` or `FAILED` once that is known; else None. Raises `SnapshotFailed` if the disk cannot be used."""
+        if self._outcome is None:
+            self._writer.demand(True, LONGEST_WRITE, SnapshotFailed)
+        return self._outcome
 
     @property
     def has_room(self) -> bool:
         """True if another part can be taken now."""
-        return self._checked and self.outcome is None and self._writer.has_room(self)
+        return self._checked and self._outcome is None and self._writer.has_room(self)
 
     def add(self, part: Tree) -> None:
         """Have the next part written. Raises `SnapshotFailed` if the disk could not be written to."""
@@ -167,21 +179,39 @@ class CopyDraft:
         offset = (self._taken - 1) * chunk_bytes(self._manifest)
         self._taken += 1
         size = sum(map(len, pieces))
-        self._writer.submit(partial(self._write, offset, pieces), self, size, what=f"write a copy to {self._draft}")
+        self._submit(partial(self._write, offset, pieces), f"write a copy to {self._draft}", size)
         if self._taken == self.count:
-            self._writer.submit(self._finish, self, what=f"verify the copy {self._draft}")
+            self._submit(self._finish, f"verify the copy {self._draft}")
 
     def discard(self) -> None:
         """Have the draft removed, unless it has become a snapshot."""
         self._discarded = True
         self._writer.submit(partial(shutil.rmtree, self._draft, ignore_errors=True), what=f"remove {self._draft}")
 
+    def _submit(self, job: Callable[[], None], what: str, size: int = 0) -> None:
+        self._writer.submit(partial(self._attempt, job), self, size, what=what)
+
+    def _attempt(self, job: Callable[[], None]) -> None:
+        """Do a part of the thread's work, unless the draft is given up. Raises `SnapshotFailed`."""
+        if self._discarded or self._outcome is not None:
+            return
+        try:
+            job()
+        except (SnapshotDamaged, FileNotFoundError) as error:  # a new owner of the stage clears drafts in its folder
+            log.warning("refused", reason=f"a copy of a snapshot that came is not usable: {error}")
+            self._outcome = CopyState.FAILED
+        except OSError as error:
+            raise SnapshotFailed(
+                f"the copy of the snapshot of stage {self._stage}, step {self._step} could not be written to "
+                f"{self._draft.parent}: {error}. The snapshot itself is untouched; repair this and resume the run"
+            ) from error
+
     def _check(self) -> None:
         """Look for the snapshot here: a holder that has come back may have it."""
         there = self._snapshots.path(self._stage, self._step)
         whole = there.exists() and not self._snapshots.verify(self._stage, self._step)
         if whole and read_manifest(there).same_state(self._manifest):
-            self.outcome = CopyState.DONE
+            self._outcome = CopyState.DONE
             return
         make_folder(there.parent)
         self._draft.mkdir(exist_ok=True)
@@ -194,38 +224,33 @@ class CopyDraft:
 
     def _write(self, offset: int, pieces: Sequence[Tensor]) -> None:
         """Write pieces of consecutive files, the first of which begins at `offset` of all files together."""
-        if self._discarded or self.outcome is not None:
-            return
-        try:
-            for name, at, content in _places(self._manifest, offset, pieces):
-                with (self._draft / name).open("r+b") as file:
-                    file.seek(at)
-                    file.write(content)
-        except FileNotFoundError:  # a new owner of the stage has its snapshots in this folder, and clears it
-            self.outcome = CopyState.FAILED
+        for name, at, content in _places(self._manifest, offset, pieces):
+            with (self._draft / name).open("r+b") as file:
+                file.seek(at)
+                file.write(content)
 
     def _finish(self) -> None:
-        if self._discarded or self.outcome is not None:
-            return
-        try:
-            self._snapshots.receive(self._draft, self._stage, self._step)
-        except (SnapshotDamaged, FileNotFoundError) as error:
-            log.warning("refused", reason=f"a copy of a snapshot that came is not usable: {error}")
-            self.outcome = CopyState.FAILED
-        else:
-            self.outcome = CopyState.DONE
+        self._snapshots.receive(self._draft, self._stage, self._step)
+        self._outcome = CopyState.DONE
 
 
 class DiskCopies:
     """Snapshots of a run on this machine, for transfers between workers. Its thread starts with the first of them."""
 
-    def __init__(self, snapshots: SnapshotDirectory, missing: Collection[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self,
+        snapshots: SnapshotDirectory,
+        missing: Collection[tuple[int, int]] = (),
+        note: Note = lambda fault: None,
+    ) -> None:
         """Read and write the snapshots of a run.
 
         Args:
             snapshots: The snapshots.
             missing: (stage, step) of those that do not count before they have been received: some may be damaged.
+            note: Takes the faults of the disk, and None when they have passed.
         """
+        self._note = note
         self._snapshots = snapshots
         self._missing = {*missing}
         self._drafts: dict[tuple[int, int], CopyDraft] = {}  # the newest of those that are missing
@@ -252,7 +277,8 @@ class DiskCopies:
         """Return a snapshot to send; None if it is not here, or cannot be read."""
         try:
             return SnapshotParts(self._snapshots.path(stage, step)) if self.has(stage, step) else None
-        except (SnapshotDamaged, OSError):
+        except (SnapshotDamaged, OSError) as error:
+            log.warning("refused", reason=f"a snapshot that another worker is to get cannot be read: {error}")
             return None
 
     def draft(self, stage: int, step: int, first: Tree) -> CopyDraft | None:
@@ -261,7 +287,9 @@ class DiskCopies:
             data = b"".join(bytes(piece.numpy()) for piece in _pieces(first))
             if stage not in self._cleared:
                 self._cleared.add(stage)
-                self._writer.submit(partial(self._snapshots.delete_drafts, stage), what=f"clear stage {stage}")
+                self._writer.submit(
+                    partial(self._snapshots.delete_drafts, stage), what=f"delete drafts of stage {stage}"
+                )
             draft = CopyDraft(self._snapshots, stage, step, data, self._writer)
         except SnapshotDamaged as error:
             log.warning("refused", reason=f"a copy of a snapshot that came is not usable: {error}")
@@ -281,7 +309,7 @@ class DiskCopies:
     @property
     def _writer(self) -> BackgroundWriter:
         if self._thread is None:
-            self._thread = BackgroundWriter("copies", WAITING)
+            self._thread = BackgroundWriter("copies", WAITING, note=self._note)
         return self._thread
 
 
@@ -326,4 +354,7 @@ def _bytes_of(file: Path) -> Tensor:
 def _mapped(file: Path, size: int) -> Tensor:
     if not size:
         return torch.empty(0, dtype=torch.uint8)
-    return torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+    try:
+        return torch.from_file(str(file), shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError as error:  # torch's error for a file that is missing, too short, or cannot be mapped
+        raise OSError(str(error)) from error

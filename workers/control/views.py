@@ -18,7 +18,7 @@ def refuse_peeks(peek: Peek) -> Peeked:
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What a process shows to its broker.
+    """Views of a process that its broker may ask for.
 
     Attributes:
         peek: Looks at retained messages; it must not take longer than a report may be late.

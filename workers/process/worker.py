@@ -245,7 +245,7 @@ class Worker:
         self._stages = executor.stages
         checkpoints = checkpoints_of(job.plan, assigned.run)
         missing = missing_snapshots(job, assigned, checkpoints)
-        copier = self._copier(stack.enter_context(DiskCopies(checkpoints, missing)))
+        copier = self._copier(stack.enter_context(DiskCopies(checkpoints, missing, progress.noting("copies"))))
         progress.copies.lack(missing)
         here, steps = reachable(queues.endpoint, options.broker), job.training_steps
         keyed = options.pair is not None

@@ -22,7 +22,7 @@ class CopyProgress:
 
     @property
     def report(self) -> CopyReport:
-        """What the broker is told. For the reader."""
+        """The transfers as the broker is told of them."""
         return CopyReport(list(self.states.items()), self.chunks, list(self.lacks))
 
     def note(self, states: Mapping[int, CopyState]) -> None:

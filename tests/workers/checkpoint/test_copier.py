@@ -13,10 +13,11 @@ from stageline.pipeline.schedule import make_schedule
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.copier import Bandwidth
 from stageline.workers.checkpoint.copies import LEAST, DiskCopies
-from stageline.workers.checkpoint.directory import SnapshotDirectory
+from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
 from stageline.workers.checkpoint.snapshot import Origin, Snapshot
 from stageline.workers.runtime.copy_progress import CopyProgress
 from support.copies import copier_of
+from support.workspace import wait_for
 
 ORIGIN = Origin("run", "d" * 64)
 
@@ -93,3 +94,19 @@ def test_a_transfer_that_was_given_up_is_not_begun_again_by_an_older_message(
     assert progress.states == {}
     copier.order(orders)
     assert progress.states == {7: CopyState.SPENT}
+
+
+def test_a_holder_that_cannot_write_fails_though_no_other_chunk_comes(
+    program: Program, store: DiskCopies, tmp_path: Path
+) -> None:
+    """The failure was looked at when a chunk was taken alone, and none was taken any more."""
+    (tmp_path / "holder").mkdir()
+    (tmp_path / "holder" / "stage-0").write_text("no folder")
+    queues, sent = PumpedQueues("run"), store.parts(0, 40)
+    assert sent is not None
+    with DiskCopies(SnapshotDirectory(tmp_path / "holder", ORIGIN)) as holder:
+        copier = copier_of(program, queues, 1, store=holder)
+        copier.order(Copying((CopyOrder(7, 0, 40, "copies-0-1"),)))
+        queues.outbound(program.queues["copies-0-1"]).put(Message("run", "copies-0-1", 7 * CHUNKS, 1, sent.part(0)))
+        with pytest.raises(SnapshotFailed, match="stage 0"):
+            wait_for(lambda: not copier.turn())

@@ -1,17 +1,27 @@
 """Snapshots go from disk to disk in chunks: the copy is the same folder, and what is damaged on the way is none."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from stageline.broker.control.checkpoints import CopyState
+from stageline.pipeline.retry import ResourceFault
 from stageline.pipeline.stage.stage_state import StageState
 from stageline.workers.checkpoint.copies import LEAST, DiskCopies
-from stageline.workers.checkpoint.directory import SnapshotDirectory
-from stageline.workers.checkpoint.snapshot import Origin, Snapshot
+from stageline.workers.checkpoint.directory import SnapshotDirectory, SnapshotFailed
+from stageline.workers.checkpoint.snapshot import (
+    MANIFEST,
+    UNSEALED,
+    Origin,
+    Snapshot,
+    read_manifest,
+    write_manifest,
+)
 from support.workspace import wait_for
 
 ORIGIN = Origin("run", "d" * 64)
@@ -133,3 +143,57 @@ def test_drafts_of_killed_processes_are_cleared(tmp_path: Path, owner: DiskCopie
     left.mkdir(parents=True)
     assert receive(holder, parts_of(owner)) is CopyState.DONE
     assert not left.exists()
+
+
+def test_a_holder_whose_disk_is_full_says_so_and_then_fails(
+    tmp_path: Path, owner: DiskCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failure was called a bug, or was not told at all: no checkpoint became complete, and nothing said why."""
+    monkeypatch.setattr("stageline.pipeline.retry.BOUND", 0.3)
+    notes: list[ResourceFault | None] = []
+    SnapshotDirectory(tmp_path / "owner", ORIGIN).write(snapshot())
+    with DiskCopies(SnapshotDirectory(tmp_path / "holder", ORIGIN), note=notes.append) as store:
+        parts = parts_of(owner)
+        draft = store.draft(1, 40, parts[0])
+        assert draft is not None
+        wait_for(lambda: draft.has_room)
+        (folder,) = (tmp_path / "holder" / "stage-1").iterdir()
+        for path in folder.glob("*.safetensors"):
+            path.unlink(), path.symlink_to("/dev/full")
+        draft.add(parts[1])
+        with pytest.raises(SnapshotFailed, match=r"stage 1.* step 40 .*No space left on device") as failed:
+            wait_for(lambda: draft.outcome is not None)
+    assert "bug" not in str(failed.value)
+    assert notes
+    assert notes[0] is not None
+    assert "No space left" in notes[0].told(0.0)
+
+
+def test_a_chunk_with_more_bytes_than_were_announced_is_refused(
+    tmp_path: Path, owner: DiskCopies, holder: DiskCopies
+) -> None:
+    """The holder failed, and the run with it, as of a bug."""
+    SnapshotDirectory(tmp_path / "owner", ORIGIN).write(snapshot())
+    *others, last = parts_of(owner)
+    longer = (*last[:-1], torch.cat([last[-1], torch.zeros(9, dtype=torch.uint8)]))
+    assert receive(holder, [*others, longer]) is CopyState.FAILED
+    assert SnapshotDirectory(tmp_path / "holder", ORIGIN).present() == []
+
+
+def test_a_manifest_with_a_negative_size_begins_no_copy(tmp_path: Path, holder: DiskCopies) -> None:
+    """The transfer never ended: no chunk was the last one."""
+    there = SnapshotDirectory(tmp_path / "owner", ORIGIN).write(snapshot())
+    manifest = read_manifest(there)
+    files = {name: msgspec.structs.replace(of, bytes=-(2**30)) for name, of in manifest.files.items()}
+    write_manifest(there, msgspec.structs.replace(manifest, files=files, sha256=UNSEALED))
+    data = torch.frombuffer(bytearray((there / MANIFEST).read_bytes()), dtype=torch.uint8)
+    assert holder.draft(1, 40, (data,)) is None
+
+
+@pytest.mark.parametrize("damage", [lambda path: os.truncate(path, 100), Path.unlink], ids=["short", "missing"])
+def test_a_snapshot_with_a_file_that_is_short_or_missing_is_not_sent(
+    tmp_path: Path, owner: DiskCopies, damage: Callable[[Path], None]
+) -> None:
+    """torch raises RuntimeError, which ended the owner."""
+    damage(SnapshotDirectory(tmp_path / "owner", ORIGIN).write(snapshot()) / "weights.safetensors")
+    assert owner.parts(1, 40) is None

@@ -86,6 +86,7 @@ CODES = {
     "SL413": "OtherRun",
     "SL414": "ForeignState",
     "SL415": "BundleUnreadable",
+    "SL416": "SnapshotLost",
     "SL501": "RunFailed",
     "SL502": "NoSuchRun",
     "SL503": "RunGoesOn",
