@@ -57,7 +57,7 @@ class KeptAnswer:
         return {**newest.facts, "age": now - newest.at}
 
     def forget(self) -> None:
-        """Compute the next answer, however new the last one is."""
+        """Forget the newest answer: the next one is computed."""
         self._newest = None
 
     def _computed(self, circumstances: object, compute: Callable[[], Mapping[str, object]], now: float) -> _Computed:

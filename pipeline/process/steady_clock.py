@@ -1,8 +1,8 @@
 """A clock that goes on evenly when the system's clock is set.
 
-NTP, or a person, may set the system's clock forth or back by seconds while a run goes on. Times that are compared over
-a run, such as the starts and ends of actions or the silence of a worker, would then be wrong by as much: a lost worker
-would not be noticed, or a step would seem to have taken an hour. So the system's clock is read once:
+NTP, or a person, may set the system's clock forward or back by seconds while a run goes on. Times that are compared
+over a run, such as the starts and ends of actions or the silence of a worker, would then be wrong by as much: a lost
+worker would not be noticed, or a step would seem to have taken an hour. So the system's clock is read once:
 
     system's clock  ─────────┐   set back         A fork reads its parent's clock: all processes of a run that one
                              └──────────────      process has started have the same one, replacements too. What other

@@ -9,7 +9,6 @@ import errno
 import logging
 import re
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ import msgspec
 from stageline.pipeline.errors import StagelineError
 from stageline.pipeline.plan.errors import PlanError, PlanRefused
 from stageline.pipeline.printable import printable, printable_line
+from stageline.pipeline.process.steady_clock import STEADY
 from stageline.pipeline.process.streams import lose_output
 from stageline.workers.control.kept_log import LOGGED
 from stageline.workers.runs.folder import Result
@@ -209,7 +209,7 @@ def log_to_stderr(*, to_file: bool = False) -> None:
 
 
 def _keep(_: object, __: str, event: Event) -> Event:
-    LOGGED.note(time.time(), event.get("level", "info"), _message(event))
+    LOGGED.note(STEADY.time(), event.get("level", "info"), _message(event))
     return event
 
 
@@ -232,7 +232,7 @@ def render(_: object, __: str, event: Event) -> str:
 
 def render_to_file(_: object, __: str, event: Event) -> str:
     """Return one log event as text, as `render` does; each part begins with its whole time."""
-    level, now = event.get("level", "info"), time.time()
+    level, now = event.get("level", "info"), STEADY.time()
     if event.get("exception"):
         event["exception"] = stamped(now, event["exception"])
     return _rendered(event, stamped(now, f"{_PREFIXES.get(level, '')} {_message(event)}".lstrip()))

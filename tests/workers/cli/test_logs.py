@@ -1,6 +1,8 @@
 """Log lines, as they come to stderr."""
 
 import re
+import time
+from datetime import datetime
 
 import structlog
 
@@ -74,3 +76,21 @@ def test_in_the_log_of_a_process_each_line_begins_with_its_whole_time_and_none_i
     assert unstamped(traceback).startswith("Traceback")
     assert unstamped(last) == "stageline: failed: damaged"
     assert [(each.level, each.text) for each in kept] == [("info", "assigned: worker 0"), ("error", "failed: damaged")]
+
+
+def test_lines_keep_their_distance_when_the_systems_clock_is_set(capsys, monkeypatch):
+    """Offsets between machines are those of steady clocks: lines by the system's clock were moved by the wrong one."""
+    log_to_stderr(to_file=True)
+    try:
+        log = structlog.get_logger()
+        log.info("before")
+        real = time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 3600)
+        log.info("after")
+        before, after = (each.time for each in LOGGED.since(0).lines)
+    finally:
+        structlog.reset_defaults()
+        LOGGED.clear()
+    assert 0 <= after - before < 1800
+    first, second = (datetime.fromisoformat(line[:29]) for line in capsys.readouterr().err.splitlines())
+    assert (second - first).total_seconds() < 1800
