@@ -15,7 +15,7 @@ class _CheckpointMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class CopyState(StrEnum):
-    """How far the transfer of a snapshot is at one of its two ends."""
+    """State of the transfer of a snapshot at one of its two ends."""
 
     READY = "ready"  # the receiving end awaits the first chunk
     MOVING = "moving"
@@ -45,7 +45,7 @@ class CopyReport(_CheckpointMessage, frozen=True, tag="copies"):
     """A worker's part in transfers of snapshots.
 
     Attributes:
-        states: The transfers that the worker knows, by number, and how far each is.
+        states: The transfers that the worker knows, by number, each with its state.
         chunks: Chunks of snapshots that the worker has sent or received.
         lacks: (stage, step) of each snapshot that the worker begins with, and that is not on its disk.
     """

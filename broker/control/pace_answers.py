@@ -115,7 +115,7 @@ class FindingFact(AnswerFacts, frozen=True, kw_only=True):
         stages: Labels of its stages.
         hop: The stages between which messages are slow, of "wire".
         since: First step that it was so; None if it was in all known steps.
-        began: When that step began; None if that is not known.
+        began: Time at which all stages had ended the step before it; None if that is not known.
         figures: Measured figures.
         text: The finding in words.
         remedies: What to do.

@@ -26,9 +26,9 @@ class CopyTransfer:
     """A transfer of the snapshot of `stage` after `step` steps from worker to worker.
 
     Attributes:
-        order: What both ends are told.
+        order: The order that both ends are told.
         ends: Places of the sending end and of the receiving end.
-        incarnations: Likewise.
+        incarnations: Incarnations of the sending end and of the receiving end.
         restores: True if the receiving end is the stage's owner, which has lost its disk.
         is_ready: True if the receiving end has told that it awaits the first chunk.
     """

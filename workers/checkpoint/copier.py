@@ -54,7 +54,7 @@ class Bandwidth:
 
 
 class TransferEnd(Protocol):
-    """One of the two ends of a transfer, and how far it is."""
+    """Sending or receiving end of a transfer, with its state."""
 
     state: CopyState
 

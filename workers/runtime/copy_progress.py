@@ -11,7 +11,7 @@ class CopyProgress:
     """Progress of a worker's transfers. The loop writes it, and the control thread reads it without a lock.
 
     Attributes:
-        states: How far each transfer is, by number.
+        states: State of each transfer, by number.
         chunks: Chunks that were sent or received so far.
         lacks: (stage, step) of each snapshot that the worker begins with, and that is not on its disk.
     """
