@@ -58,7 +58,7 @@ def tick(run: RunState, now: float) -> None:
     for member in members:
         for stage in member.stages:
             _copy(run, member, stage, now)
-    run.outgoing += [(member.sender, said) for member, said in run.copies.due(members, lost, now)]
+    run.outgoing.extend((member.sender, said) for member, said in run.copies.due(members, lost, now))
 
 
 def _restored(run: RunState, owner: Member, now: float) -> Iterator[Missing]:

@@ -1,4 +1,4 @@
-"""A clock that goes on evenly when the system's clock is set.
+"""A clock that is never set.
 
 NTP, or a person, may set the system's clock forward or back by seconds while a run goes on. Times that are compared
 over a run, such as the starts and ends of actions or the silence of a worker, would then be wrong by as much: a lost

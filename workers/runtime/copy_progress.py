@@ -1,4 +1,4 @@
-"""Progress of the transfers of snapshots that a worker takes part in, kept for its reports."""
+"""Progress of a worker's transfers of snapshots, kept for its reports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
