@@ -205,9 +205,9 @@ def test_a_replacement_that_begins_at_the_beginning_wants_what_is_forgotten(monk
 def test_a_checkpoint_that_is_announced_before_it_is_stored_is_forgotten_by_the_next_broker(monkeypatch):
     save, record = records.save, reports.record_snapshots
 
-    def record_without_saving(*of: object) -> object:
+    def record_without_saving(*of: object, **other: object) -> object:
         monkeypatch.setattr(records, "save", lambda run: None)
-        wrong = record(*of)
+        wrong = record(*of, **other)
         monkeypatch.setattr(records, "save", save)
         return wrong
 

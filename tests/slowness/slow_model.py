@@ -93,6 +93,7 @@ def dataset(count=256, width=64, seconds=0.0):
 def _slow_link(lag, rate, at, clock):
     from benchmarks.latency.delayed_link import DelayedLink
     from benchmarks.wires.link import SlowLink
+    from stageline.pipeline.process.steady_clock import STEADY
     from stageline.workers.process import worker
 
     plain = worker.reachable
@@ -102,6 +103,7 @@ def _slow_link(lag, rate, at, clock):
         index = sys._getframe(1).f_locals["assigned"].index
         if clock and index == at:
             time.time = lambda real=time.time: real() + clock
+            STEADY.__init__(time.time)  # as if this process had begun with that clock
         if not here.startswith("tcp://") or at not in (-1, index):
             return here
         if rate:

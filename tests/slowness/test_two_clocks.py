@@ -26,7 +26,10 @@ def sleep(seconds):  # under libfaketime, time.sleep fails
     select.select([], [], [], seconds)
 
 if "SHIFTED" in os.environ:
+    from stageline.pipeline.process.steady_clock import STEADY
+
     time.time = lambda real=time.time: real() + {AHEAD}
+    STEADY.__init__(time.time)  # as if this process had begun with that clock
 """
 _BROKER = re.compile(r"broker at (tcp://[^\s,]+)")
 
