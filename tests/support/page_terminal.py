@@ -114,7 +114,7 @@ class PageTerminal:
             self.environment[name] = os.path.expandvars(value)
             return
         self.going = self._start(words, command, one)
-        if again and words[0] == "stageline" and words[1] in _ASKING:
+        if again and (words[0] == "tail" or (words[0] == "stageline" and words[1] in _ASKING)):
             self._ask_until_shown(words, command, one)
 
     def finish(self) -> None:
