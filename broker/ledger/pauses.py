@@ -52,7 +52,7 @@ class Pause(msgspec.Struct, frozen=True):
 
     @property
     def milestones(self) -> Iterator[Milestone]:
-        """Its beginning and its end, as far as they have come; none of a pause that no step was agreed on for."""
+        """Beginning and end of the pause, as far as they have come; none if no step was agreed on for it."""
         if self.step is not None:
             why = f" ({self.reason})" if self.reason else ""
             yield Milestone("pause", self.since, self.step, why=f"by {self.by}{why}")

@@ -246,7 +246,8 @@ def test_a_scripts_run_pauses_too_and_its_weights_are_those_of_one_that_never_di
     _, stderr = script.communicate()
     assert script.returncode == 0, stderr
     assert "the run is paused by" in stderr
-    never, paused = (torch.load(workspace.folder / "runs" / f"{name}.pt") for name in ("never", "paused"))
+    files = (workspace.folder / "runs" / f"{name}.pt" for name in ("never", "paused"))
+    never, paused = (torch.load(file, weights_only=True) for file in files)
     assert never.keys() == paused.keys()
     assert all(torch.equal(never[name], paused[name]) for name in never)
 
